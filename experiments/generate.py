@@ -1,0 +1,224 @@
+"""The main job: text in, the target's text out, faster; both runs side by side.
+
+  python -m experiments.generate --flagfile=configs/demo.flags
+  python -m experiments.generate --target=DIR --draft=DIR --input=my.txt --output=out
+
+Prints every translation and whether it is the target's own, then one table: the target alone
+against speculative decoding, measured in turns. Without --draft only the target runs.
+"""
+
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.markup import escape
+
+import specjax
+from experiments import arms, identity, measure, results
+from specjax import api, data, decode, metrics, sampling
+from specjax.drafters import BoundDrafter
+from specjax.types import Generation
+
+_TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
+_DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way; none: the target alone.")
+_INPUT = flags.DEFINE_string("input", "-", "File with one source a line (.gz too); - reads standard input.")
+_REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: BLEU is reported.")
+_PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.")
+_NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "K, drafted tokens a round; several: a column each.")
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
+_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.")
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Batches in a timed turn.")
+_SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
+
+
+def read_sources() -> list[str]:
+    """The lines asked for; blank ones stay, so that line n of the output answers line n.
+
+    Raises:
+      ValueError: there is no text.
+    """
+    lines = sys.stdin.read().splitlines() if _INPUT.value == "-" else data.read_lines(_INPUT.value)
+    lines = lines[: _NUM_EXAMPLES.value]
+    if not any(line.strip() for line in lines):
+        raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
+    return lines
+
+
+def build(
+    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+) -> list[decode.Prepared]:
+    """The batches of one arm."""
+    return arms.requests(
+        target, drafter, sources, batch_size=_BATCH_SIZE.value, temperature=temperature,
+        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value, truncate=_TRUNCATE.value,
+    )  # fmt: skip
+
+
+def run_arm(
+    batches: list[decode.Prepared], num_rows: int, name: str, console: Console
+) -> tuple[Generation, float]:
+    """Compiles, then decodes all; returns what came out and the seconds of the first call."""
+    with console.status(f"compiling: {name}"):
+        first_s = measure.seconds(lambda: arms.decode_one(batches[0]))
+    console.print(f"{name}: first call, compilation included, {first_s:.1f} s")
+    return arms.decode_all(batches, num_rows, name, console), first_s
+
+
+def show_rows(
+    console: Console,
+    sources: Sequence[str],
+    texts: Sequence[str],
+    generation: Generation,
+    differing: set[int],
+) -> None:
+    """Prints source and translation, whether it is the target's own, and tokens per target call."""
+    tau = np.asarray(generation.stats.tau)
+    for i, source in enumerate(sources[: _SHOW.value]):
+        same = (
+            "[red]differs from the target alone[/red]" if i in differing else "identical to the target alone"
+        )
+        console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(texts[i])}[/bold]", highlight=False)
+        console.print(f"  {same}, {generation.length[i]} tokens, {tau[i]:.2f} a target call", style="dim")
+    if len(sources) > _SHOW.value:
+        console.print(f"... and {len(sources) - _SHOW.value} more")
+
+
+def quality(texts: Sequence[str]) -> dict[str, object]:
+    """BLEU against --references, and its signature."""
+    if not _REFERENCES.value:
+        return {}
+    references = data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
+    score, signature = metrics.bleu(texts, references)
+    return {"quality": score, "metric": f"BLEU {signature}"}
+
+
+def counts(generation: Generation) -> dict[str, object]:
+    """What the rounds did."""
+    total = generation.stats.total()
+    return {
+        "num_examples": len(generation.length),
+        "num_tokens": int(total.num_emitted[0]),
+        "alpha": float(total.alpha[0]),
+        "tokens_per_target_call": float(total.tau[0]),
+    }
+
+
+def times(timing: arms.Timing) -> dict[str, object]:
+    """What a person asks first, in milliseconds a token; then the parts, in plain steps."""
+    return {
+        "ms_per_token_target_alone": str(timing.plain_ms),
+        "ms_per_token_speculative": str(timing.speculative_ms),
+        "speedup": timing.speedup.median,
+        "speedup_low": timing.speedup.low,
+        "speedup_high": timing.speedup.high,
+        "c": timing.costs.c,
+        "verify_cost": timing.costs.v,
+        "overhead": timing.costs.o,
+        "predicted_speedup": timing.predicted,
+        "measured_over_predicted": timing.speedup.median / timing.predicted,
+    }
+
+
+def compare(
+    console: Console, target: api.Model, draft: api.Model, sources: list[str], temperature: float
+) -> tuple[list[dict[str, object]], list[str]]:
+    """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
+    console.rule(f"temperature {temperature:g}")
+    sampled = temperature >= sampling.GREEDY_BELOW
+    plain_batches = build(target, None, sources, temperature)
+    plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
+    plain_texts = api.to_output(target.tokenizer, plain).texts
+    rows = []
+    for num_draft in map(int, _NUM_DRAFT.value):
+        batches = build(target, specjax.drafters.from_model(draft, num_draft), sources, temperature)
+        spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {num_draft}", console)
+        row: dict[str, object] = {
+            "temperature": temperature, "num_draft": num_draft, "batch_size": _BATCH_SIZE.value,
+            "dtype": target.config.dtype, "seed": _SEED.value, **counts(spec),
+        }  # fmt: skip
+        if not sampled:
+            found = identity.differences(plain, spec, plain_batches)
+            row["identical_to_target"] = f"{len(sources) - len(found)} of {len(sources)}"
+            row["num_near_ties"] = sum(d.is_near_tie for d in found)
+            if num_draft == int(_NUM_DRAFT.value[0]):
+                show_rows(
+                    console,
+                    sources,
+                    api.to_output(target.tokenizer, spec).texts,
+                    spec,
+                    {d.row for d in found},
+                )
+            for d in found:
+                kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
+                console.print(
+                    f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}"
+                )
+        texts = api.to_output(target.tokenizer, spec).texts
+        row |= quality(texts)
+        row |= {"quality_target": quality(plain_texts).get("quality", "not run")}
+        row |= {"compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1)}
+        if _REPEATS.value:
+            timed = slice(_NUM_TIMED.value)
+            row |= times(
+                arms.time_arms(plain_batches[timed], batches[timed], sampled, _REPEATS.value, console)
+            )
+        rows.append(row)
+    return rows, texts
+
+
+def target_alone(console: Console, target: api.Model, sources: list[str]) -> tuple[list[dict], list[str]]:
+    """Without a draft: the target's text, and its quality."""
+    temperature = float(_TEMPERATURE.value[0])
+    plain, _ = run_arm(build(target, None, sources, temperature), len(sources), "target alone", console)
+    texts = api.to_output(target.tokenizer, plain).texts
+    for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
+        console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
+    return [{"temperature": temperature, **counts(plain), **quality(texts)}], texts
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    console = Console()
+    started = time.perf_counter()
+    with console.status("loading"):
+        target = specjax.load(_TARGET.value, _DTYPE.value)
+        draft = specjax.load(_DRAFT.value, _DTYPE.value) if _DRAFT.value else None
+    sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
+    names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
+    console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
+    lines = read_sources()
+    sources = [_PREFIX.value + line for line in lines if line.strip()]
+    if draft is None:
+        rows, texts = target_alone(console, target, sources)
+    else:
+        api.check_tokenizers(target.tokenizer, draft.tokenizer)
+        runs = [compare(console, target, draft, sources, float(t)) for t in _TEMPERATURE.value]
+        rows, texts = [row for run, _ in runs for row in run], runs[0][1]
+    results.show(console, "target alone against speculative decoding", rows)
+    if _OUTPUT.value:
+        results.write(_OUTPUT.value, "generate", rows)
+        answers = iter(texts)
+        answered = [next(answers) if line.strip() else "" for line in lines]
+        results.write_text(pathlib.Path(_OUTPUT.value) / "output.txt", "".join(f"{a}\n" for a in answered))
+        console.print(f"wrote results.json, table.md and output.txt into {_OUTPUT.value}")
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["target"])
+    app.run(main)

@@ -1,0 +1,59 @@
+"""Are two greedy runs the same, and where they are not: was it a near tie?
+
+In float32 a target call on K + 1 tokens rounds differently from a call on one. Where the two
+best logits are that close, either may win; any other difference is an error.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode
+from specjax.types import Generation
+
+NEAR_TIE = 1e-4  # float32 top-2 margin of the logits, below which a difference is a near tie
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One row that differs.
+
+    Attributes:
+      row: its index.
+      position: of the first token that differs.
+      margin: float32 difference of the target's two best logits there.
+    """
+
+    row: int
+    position: int
+    margin: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.margin < NEAR_TIE
+
+
+def differences(
+    plain: Generation, speculative: Generation, batches: list[decode.Prepared]
+) -> list[Difference]:
+    """The rows of two greedy runs that differ, with the target's margin at each first difference."""
+    found = []
+    for row in np.flatnonzero((plain.tokens != speculative.tokens).any(1)):
+        position = int((plain.tokens[row] != speculative.tokens[row]).argmax())
+        found.append(Difference(int(row), position, _margin(batches, plain.tokens[row, :position], int(row))))
+    return found
+
+
+def _margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> float:
+    """The top-2 margin of the target's logits after the tokens `before` of a row."""
+    batch, index = divmod(row, len(batches[0].inputs["limit"]))
+    program, params, inputs = batches[batch]
+    source, mask, prefix = (inputs[k][index][None] for k in ("source_ids", "source_mask", "prefix"))
+    tokens = jnp.concatenate([prefix, jnp.asarray(before, jnp.int32)[None]], axis=1)
+    encoded = program.target.encode(params.target, source, mask)
+    cache = program.target.init_cache(params.target, encoded, mask, tokens.shape[1])
+    logits, _, _ = program.target.decode(params.target, cache, tokens)
+    best, second = jax.lax.top_k(logits[0, -1], 2)[0]
+    return float(best - second)

@@ -1,0 +1,144 @@
+"""The one way to measure time: alternating arms, warm, waited for; and the parts of a round.
+
+Absolute times on a shared machine drift: only ratios within one run are reported as findings.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import cache as cache_lib
+from specjax import decode, sampling
+from specjax.rounds import AllParams, LoopState, Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median with the first and the third quartile."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        low, median, high = np.percentile(np.asarray(values, float), [25, 50, 75])
+        return cls(float(median), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Wall time of one call, results waited for."""
+    started = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - started
+
+
+def alternate(arms: Mapping[str, Callable[[], Any]], repeats: int) -> Iterator[dict[str, float]]:
+    """Yields the seconds of each arm, `repeats` times; the arms take turns and turns are reversed.
+
+    Call each arm once before, to compile.
+    """
+    names = list(arms)
+    for repeat in range(repeats):
+        order = names if repeat % 2 == 0 else names[::-1]
+        yield {name: seconds(arms[name]) for name in order}
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundCosts:
+    """The parts of a round, in units of `plain_s`, a round of plain decoding.
+
+    Attributes:
+      plain_s: seconds of a plain round: a target call on one token and the choice of the next.
+      c: one draft step.
+      v: the target call on K + 1 tokens.
+      o: everything else.
+    """
+
+    plain_s: float
+    c: float
+    v: float
+    o: float
+
+
+def round_costs(
+    program: Program, params: AllParams, state: LoopState, sampled: bool, repeats: int = 7
+) -> RoundCosts:
+    """Times the parts of a round on a state in the middle of a generation.
+
+    Each part runs 30 times inside one program, the state put back in place each time; the parts
+    alternate, and medians are taken.
+
+    Args:
+      program: with a drafter.
+      params: of target and drafter.
+      state: as `decode.jitted_prefill` returned it.
+      sampled: which of the two programs.
+    """
+    plain = dataclasses.replace(program, drafter=None)
+    plain_state = state.replace(
+        drafter_state=None,
+        stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats),
+    )
+    arms = {
+        "plain": _repeat(functools.partial(_round, plain, sampled), params, plain_state),
+        "round": _repeat(functools.partial(_round, program, sampled), params, state),
+        "draft": _repeat(functools.partial(_draft, program, sampled), params, state),
+        "verify": _repeat(functools.partial(_verify, program), params, state),
+    }
+    for arm in arms.values():
+        jax.block_until_ready(arm())
+    times = list(alternate(arms, repeats))
+    median = {name: float(np.median([t[name] for t in times])) / _TIMES for name in arms}
+    unit, num_draft = median["plain"], program.num_draft
+    rest = median["round"] - median["draft"] - median["verify"]
+    return RoundCosts(unit, median["draft"] / num_draft / unit, median["verify"] / unit, rest / unit)
+
+
+_TIMES = 30
+
+
+def _repeat(body: Callable, params: AllParams, state: LoopState) -> Callable[[], Any]:
+    """Runs `body(params, state) -> state` 30 times in one program."""
+
+    @jax.jit
+    def run(params: AllParams, state: LoopState) -> LoopState:
+        return jax.lax.fori_loop(0, _TIMES, lambda i, state: body(params, state), state)
+
+    return lambda: run(params, state)
+
+
+def _round(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
+    """A whole round; what it committed is taken back, its caches stay as they came out."""
+    after = decode.step(program, params, state, sampled)
+    return state.replace(
+        context=state.context.replace(tokens=after.context.tokens),
+        cache=cache_lib.rollback(after.cache, state.cache.length),
+        drafter_state=after.drafter_state,
+        log_probs=after.log_probs,
+        stats=state.stats.replace(num_rounds=after.stats.num_rounds),
+    )
+
+
+def _draft(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
+    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, draws)
+    seeds = state.seeds + draft.tokens.sum().astype(state.seeds.dtype)  # so that nothing is left out
+    return state.replace(drafter_state=drafter_state, seeds=seeds)
+
+
+def _verify(program: Program, params: AllParams, state: LoopState) -> LoopState:
+    start = state.context.length[:, None] - 1 + jnp.arange(program.num_draft + 1)[None, :]
+    chain = jnp.take_along_axis(state.context.tokens, start, axis=1)
+    logits, _, cache = program.target.decode(params.target, state.cache, chain)
+    seeds = state.seeds + logits.argmax(-1).sum().astype(state.seeds.dtype)
+    return state.replace(cache=cache_lib.rollback(cache, state.cache.length), seeds=seeds)

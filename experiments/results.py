@@ -1,0 +1,80 @@
+"""What an experiment leaves behind: results.json (schema 1), table.md, and a table on screen."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file whole: under a temporary name, then renamed."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def hardware() -> str:
+    """The machine in words."""
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if device.platform != "cpu":
+        return f"{jax.device_count()} x {device.device_kind}"
+    return f"{_cpu_model()}, {cores} cores"
+
+
+def _cpu_model() -> str:
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def write(output: str | pathlib.Path, experiment: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes `results.json` and `table.md` into the directory `output`."""
+    folder = pathlib.Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+    document = {
+        "schema": 1,
+        "experiment": experiment,
+        "command": " ".join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "rows": list(rows),
+    }
+    write_text(folder / "results.json", json.dumps(document, indent=2) + "\n")
+    write_text(folder / "table.md", markdown(rows))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table; what a row lacks says "not run"."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names)]
+    lines += [[_cell(row.get(name, "not run")) for name in names] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the rows side by side, one column a row: names on the left, as a person reads them."""
+    table = Table(title=title)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table.add_column(names[0])
+    for row in rows:
+        table.add_column(_cell(row.get(names[0], "")), justify="right")
+    for name in names[1:]:
+        table.add_row(name, *(_cell(row.get(name, "not run")) for row in rows))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Checks everything: ruff, mypy, pytest. Run it from any directory, as often as you like:
+#
+#   bash scripts/test.sh                      all checks
+#   bash scripts/test.sh -k cache -n 0        arguments go to pytest
+#   PARITY=1 bash scripts/test.sh             also compares with the PyTorch T5, if torch installs
+#   VENV=~/envs/specjax bash scripts/test.sh  another virtual environment than .venv
+#   PYTHON=python3.12 bash scripts/test.sh    the Python that makes a new environment
+set -euo pipefail
+
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${VENV:-$root/.venv}"
+case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
+cd -- "$root"
+
+if [ ! -x "$venv/bin/python" ]; then
+  echo "test.sh: making a virtual environment in $venv"
+  "${PYTHON:-python3}" -m venv "$venv"
+fi
+# The stamp makes a second run start at once, and without a network.
+stamp="$venv/.specjax-dev"
+if [ ! -e "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ "$(cat -- "$stamp")" != "$root" ]; then
+  echo "test.sh: installing specjax and its development tools; the first time takes a few minutes"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+  printf '%s\n' "$root" >"$stamp"
+fi
+if [ "${PARITY:-0}" = 1 ] && ! "$venv/bin/python" -c "import torch" 2>/dev/null; then
+  echo "test.sh: installing torch for the parity tests"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==2.13.0" ||
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[parity]" ||
+    echo "test.sh: torch cannot be installed here, so the parity tests will be skipped"
+fi
+
+echo "test.sh: ruff"
+"$venv/bin/python" -m ruff check .
+echo "test.sh: mypy"
+"$venv/bin/python" -m mypy specjax
+echo "test.sh: pytest"
+"$venv/bin/python" -m pytest -n 2 --durations=15 "$@"

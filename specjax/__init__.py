@@ -1,0 +1,7 @@
+"""Speculative decoding for T5 in JAX and Flax: the target's exact output law, sooner."""
+
+from specjax import acceptance, decode, drafters
+from specjax.api import Model, Output, generate, load
+from specjax.sampling import Sampling
+
+__all__ = ["Model", "Output", "Sampling", "acceptance", "decode", "drafters", "generate", "load"]

@@ -1,0 +1,65 @@
+"""The decoder cache: a value with a length per row.
+
+Axes: B rows, N new tokens, T slots, S source length, L layers, H heads, D head width.
+
+Keys are `[B, H, D, T]` and values `[B, H, T, D]`, one leaf per layer: the layouts in which the
+two products of attention read them as they lie. Over `[B, T, H, D]` every call copies both.
+
+Invariant: slots at or beyond `length` are garbage and influence nothing, whatever they hold.
+So rolling back is a smaller `length`: no data moves.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+class Cache(struct.PyTreeNode):
+    """What a decoder needs besides its params and the new tokens.
+
+    Attributes:
+      keys: L arrays `[B, H, D, T]`, self-attention keys of the tokens seen so far.
+      values: L arrays `[B, H, T, D]`, the values beside them.
+      length: `[B] int32`, tokens seen so far; the next token goes into slot `length`.
+      cross_keys: L arrays `[B, H, D, S]`, keys of the encoder output, computed once per source.
+      cross_values: L arrays `[B, H, S, D]`, the values beside them.
+      source_mask: `[B, S] bool`, True at real source tokens.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    length: jax.Array
+    cross_keys: tuple[jax.Array, ...]
+    cross_values: tuple[jax.Array, ...]
+    source_mask: jax.Array
+
+    @property
+    def num_slots(self) -> int:
+        """T, the most tokens that fit. Static."""
+        return self.values[0].shape[2]
+
+
+def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool = False) -> jax.Array:
+    """Writes each row's new entries at that row's own start.
+
+    Args:
+      buffer: `[B, H, T, D]`, or `[B, H, D, T]` where `slots_last`: values or keys of one layer.
+      new: `[B, N, H, D]` entries of the new tokens.
+      start: `[B] int32` slot of each row's first new token.
+
+    Returns:
+      The buffer. Entries that would fall beyond slot T - 1 are dropped: a write is never moved to
+      fit (which is what `dynamic_update_slice` would do, over earlier entries).
+    """
+    num_rows, num_new = new.shape[:2]
+    rows = jnp.arange(num_rows)[:, None]
+    slots = start[:, None] + jnp.arange(num_new)[None, :]
+    index = (rows, slice(None), slice(None), slots) if slots_last else (rows, slice(None), slots)
+    return buffer.at[index].set(
+        new.astype(buffer.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
+    )
+
+
+def rollback(cache: Cache, length: jax.Array) -> Cache:
+    """Forgets every token at or beyond `length` `[B] int32`. Moves no data."""
+    return cache.replace(length=length)

@@ -1,0 +1,299 @@
+"""The generation loop and token-level `generate`.
+
+Axes: B rows, K drafts, V vocabulary, T token slots, S source length.
+
+Everything between the prompt and the last token is one XLA program with fixed shapes.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import acceptance, sampling
+from specjax.rounds import AllParams, LoopState, Program, one_round, prefill
+from specjax.types import AcceptanceRule, Drafter, Generation, Network, Params
+
+OnRound = Callable[[list[list[int]]], None]
+LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def step(program: Program, params: AllParams, state: LoopState, sampled: bool) -> LoopState:
+    """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
+    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    return one_round(program, params, state, draws)
+
+
+def run(program: Program, params: AllParams, state: LoopState) -> LoopState:
+    """Rounds until every row has ended.
+
+    Greedy batches take a branch of their own, which draws nothing and makes no distribution.
+    """
+
+    def loop(sampled: bool, state: LoopState) -> LoopState:
+        body = functools.partial(step, program, params, sampled=sampled)
+        return jax.lax.while_loop(lambda state: state.running.any(), body, state)
+
+    any_sampled = ~sampling.is_greedy(state.context.temperature).all()
+    return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
+
+
+def finish(program: Program, state: LoopState) -> Generation:
+    """Cuts the result out of the loop's state."""
+    start = state.context.length - state.stats.num_emitted
+    index = start[:, None] + jnp.arange(program.length_bucket)[None, :]
+    log_probs = jnp.take_along_axis(state.log_probs, index[..., None], axis=1)
+    return Generation(
+        tokens=jnp.take_along_axis(state.context.tokens, index, axis=1),
+        log_probs=log_probs[..., 0],
+        processed_log_probs=log_probs[..., 1],
+        length=state.stats.num_emitted,
+        finish_reason=state.finish_reason,
+        stats=state.stats,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _generate(program: Program, params: AllParams, inputs: dict[str, jax.Array]) -> Generation:
+    return finish(program, run(program, params, prefill(program, params, **inputs)))
+
+
+jitted_prefill = jax.jit(prefill, static_argnums=0)
+jitted_run = jax.jit(run, static_argnums=0)
+jitted_finish = jax.jit(finish, static_argnums=0)
+jitted_step = jax.jit(step, static_argnames=("program", "sampled"))
+
+
+def _generate_by_rounds(
+    program: Program, params: AllParams, inputs: dict[str, jax.Array], on_round: OnRound
+) -> Generation:
+    """`_generate` driven from the host, one jitted round at a time, to show what each round emits."""
+    sampled = bool((~sampling.is_greedy(inputs["temperature"])).any())
+    state = jitted_prefill(program, params, **inputs)
+    while bool(state.running.any()):
+        before = np.asarray(state.context.length)
+        state = jitted_step(program, params, state, sampled=sampled)
+        tokens, after = np.asarray(state.context.tokens), np.asarray(state.context.length)
+        on_round([row[a:b].tolist() for row, a, b in zip(tokens, before, after, strict=True)])
+    return finish(program, state)
+
+
+class Prepared(NamedTuple):
+    """A checked request: what the jitted functions of this file take.
+
+    Attributes:
+      program: static.
+      params: of target and drafter.
+      inputs: keyword arguments of `prefill`.
+    """
+
+    program: Program
+    params: AllParams
+    inputs: dict[str, jax.Array]
+
+
+def prepare(
+    target: Network,
+    target_params: Params,
+    source_ids: jax.Array,
+    source_mask: jax.Array,
+    *,
+    drafter: Drafter | None = None,
+    drafter_params: Params = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    temperature: jax.typing.ArrayLike = 0.0,
+    max_new_tokens: jax.typing.ArrayLike = 64,
+    seed: jax.typing.ArrayLike,
+    prefix: jax.Array | None = None,
+    prefix_length: jax.Array | None = None,
+    length_bucket: int | None = None,
+    eos_ids: tuple[int, ...] = (1,),
+    pad_id: int = 0,
+    start_id: int = 0,
+) -> Prepared:
+    """Checks the arguments of `generate` (described there) and lays them out."""
+    num_rows = _check_sources(source_ids, source_mask)
+    limit = _per_row("max_new_tokens", max_new_tokens, num_rows, jnp.int32)
+    temperature = _per_row("temperature", temperature, num_rows, jnp.float32)
+    if rule is acceptance.greedy:
+        if isinstance(temperature, jax.core.Tracer) or not bool(sampling.is_greedy(temperature).all()):
+            raise ValueError(
+                f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"
+            )
+        rule = acceptance.speculative  # never reached: a greedy batch compares ids
+    if drafter is not None:
+        _check_drafter(target, drafter)
+    if prefix is None:
+        prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
+    if prefix_length is None:
+        prefix_length = jnp.full(num_rows, prefix.shape[1], jnp.int32)
+    _check_prefix(prefix, prefix_length, num_rows)
+    program = Program(
+        target=target,
+        drafter=drafter,
+        rule=rule,
+        length_bucket=_length_bucket(limit, length_bucket),
+        prefix_width=prefix.shape[1],
+        eos_ids=tuple(eos_ids),
+        pad_id=pad_id,
+    )
+    inputs = dict(
+        source_ids=jnp.asarray(source_ids, jnp.int32),
+        source_mask=jnp.asarray(source_mask, bool),
+        prefix=jnp.asarray(prefix, jnp.int32),
+        prefix_length=jnp.asarray(prefix_length, jnp.int32),
+        temperature=temperature,
+        limit=limit,
+        seeds=row_seeds(seed, num_rows),
+    )
+    return Prepared(program, AllParams(target_params, drafter_params), inputs)
+
+
+def generate(
+    target: Network,
+    target_params: Params,
+    source_ids: jax.Array,
+    source_mask: jax.Array,
+    *,
+    drafter: Drafter | None = None,
+    drafter_params: Params = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    temperature: jax.typing.ArrayLike = 0.0,
+    max_new_tokens: jax.typing.ArrayLike = 64,
+    seed: jax.typing.ArrayLike,
+    prefix: jax.Array | None = None,
+    prefix_length: jax.Array | None = None,
+    length_bucket: int | None = None,
+    eos_ids: tuple[int, ...] = (1,),
+    pad_id: int = 0,
+    start_id: int = 0,
+    on_round: OnRound | None = None,
+) -> Generation:
+    """Decodes a batch, speculatively when a drafter is given; one compiled program.
+
+    The output has the law of the target alone whatever the drafter is (Leviathan et al. 2023);
+    at temperature 0 it is the target's greedy output. May be called under the user's own
+    `jax.jit`, with everything static closed over and `length_bucket` given.
+
+    Args:
+      target: the target network. Static.
+      target_params: its params; they stay usable (nothing of them is donated).
+      source_ids: `[B, S] int32`.
+      source_mask: `[B, S] bool`, True at real tokens.
+      drafter: what proposes tokens; None decodes plainly. Static.
+      drafter_params: the drafter's params.
+      rule: how drafts are judged where the temperature is above zero. Static.
+      temperature: one number or `[B]`; below 1e-5 is greedy.
+      max_new_tokens: one number or `[B]`, at least 0.
+      seed: one integer, from which each row's is made, or `[B]`, one per row.
+      prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
+      prefix_length: `[B]` in 1..P; None: all of it.
+      length_bucket: slots for output, at least `max_new_tokens`. Static; None: the smallest
+        bucket that holds it.
+      eos_ids: tokens that end a row. Static.
+      pad_id, start_id: as the target was trained with.
+      on_round: called after every round with the ids that each row emitted in it; the loop then
+        runs on the host, one jitted round at a time. Not under jit.
+
+    Returns:
+      A `Generation`.
+
+    Raises:
+      ValueError: an argument that cannot be used, named with its value and a remedy.
+    """
+    prepared = prepare(
+        target, target_params, source_ids, source_mask, drafter=drafter,
+        drafter_params=drafter_params, rule=rule, temperature=temperature,
+        max_new_tokens=max_new_tokens, seed=seed, prefix=prefix, prefix_length=prefix_length,
+        length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id,
+    )  # fmt: skip
+    if on_round is not None:
+        return _generate_by_rounds(*prepared, on_round)
+    return _generate(*prepared)
+
+
+def _check_sources(source_ids: jax.Array, source_mask: jax.Array) -> int:
+    shape = np.shape(source_ids)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"source_ids has shape {shape}: give [B, S], B and S at least 1")
+    if np.shape(source_mask) != shape:
+        raise ValueError(
+            f"source_mask has shape {np.shape(source_mask)}, source_ids {shape}: make them equal"
+        )
+    return shape[0]
+
+
+def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) -> None:
+    shape = np.shape(prefix)
+    if len(shape) != 2 or shape[0] != num_rows or shape[1] < 1:
+        raise ValueError(
+            f"prefix has shape {shape}: give [B, P] with B = {num_rows} and the start token first"
+        )
+    if not isinstance(prefix_length, jax.core.Tracer):
+        lengths = np.asarray(prefix_length)
+        if lengths.shape != (num_rows,) or lengths.min() < 1 or lengths.max() > shape[1]:
+            raise ValueError(f"prefix_length={prefix_length}: give one per row, each in 1..{shape[1]}")
+
+
+def _check_drafter(target: Network, drafter: Drafter) -> None:
+    if drafter.num_draft < 1:
+        raise ValueError(f"num_draft={drafter.num_draft}: must be at least 1; drafter=None decodes plainly")
+    network = getattr(drafter, "network", target)
+    if network.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the draft has a vocabulary of {network.vocab_size}, the target of {target.vocab_size}: "
+            "a draft must share the target's tokenizer and vocabulary"
+        )
+
+
+def _per_row(name: str, value: Any, num_rows: int, dtype: Any) -> jax.Array:
+    """`value` as `[B]`; concrete values are checked: finite, not negative, whole where `dtype` is."""
+    if not isinstance(value, jax.core.Tracer):
+        array = np.asarray(value)
+        if array.shape not in ((), (num_rows,)):
+            raise ValueError(f"{name} has shape {array.shape}: give one number, or one per row ({num_rows})")
+        if array.dtype.kind not in ("iu" if jnp.issubdtype(dtype, jnp.integer) else "iuf"):
+            raise ValueError(f"{name}={value!r}: give {'whole ' if dtype == jnp.int32 else ''}numbers")
+        if not np.all((array >= 0) & np.isfinite(array)):  # NaN fails as well
+            raise ValueError(f"{name}={value}: must be at least 0 and finite")
+    return jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
+
+
+def _length_bucket(limit: jax.Array, length_bucket: int | None) -> int:
+    if isinstance(limit, jax.core.Tracer):
+        if length_bucket is None:
+            raise ValueError("length_bucket=None: under jit give it, since max_new_tokens is traced")
+        return length_bucket
+    longest = int(limit.max())
+    if length_bucket is None:
+        return next((size for size in LENGTH_BUCKETS if size >= longest), longest)
+    if longest > length_bucket:
+        raise ValueError(f"max_new_tokens={longest} is over length_bucket={length_bucket}: raise the bucket")
+    return length_bucket
+
+
+def row_seeds(seed: Any, num_rows: int) -> jax.Array:
+    """`[B] uint32`: the seeds given, or one per row made from a single one.
+
+    Raises:
+      ValueError: seeds that are not whole numbers in 0..2^32 - 1, or not one or `num_rows`.
+    """
+    if not isinstance(seed, jax.core.Tracer):
+        array = np.asarray(seed)
+        if array.dtype.kind not in "iu" or not np.all((array >= 0) & (array < 2**32)):
+            raise ValueError(f"seed={seed!r}: give whole numbers in 0..2^32 - 1")
+        seed = array.astype(np.uint32)
+    seed = jnp.asarray(seed).astype(jnp.uint32)
+    if seed.shape == (num_rows,):
+        return seed
+    if seed.shape != ():
+        raise ValueError(f"seed has shape {seed.shape}: give one integer, or one per row ({num_rows})")
+    return jax.vmap(functools.partial(_derived_seed, seed))(jnp.arange(num_rows))
+
+
+def _derived_seed(seed: jax.Array, index: jax.Array) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index)
+    return jax.random.bits(key, dtype=jnp.uint32)

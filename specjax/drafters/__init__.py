@@ -1,0 +1,34 @@
+"""What proposes tokens: one file each, one face each."""
+
+from typing import Any, NamedTuple
+
+from specjax.drafters.model import ModelDrafter
+from specjax.types import Drafter, Params
+
+
+class BoundDrafter(NamedTuple):
+    """A drafter with its arrays, as `specjax.generate` takes it.
+
+    Attributes:
+      drafter: the configuration.
+      params: its arrays.
+      tokenizer: of the model behind it; None where there is none.
+    """
+
+    drafter: Drafter
+    params: Params
+    tokenizer: Any = None
+
+
+def from_model(draft: Any, num_draft: int = 5) -> BoundDrafter:
+    """A loaded model (`specjax.load`) as drafter of `num_draft` tokens a round.
+
+    Raises:
+      ValueError: `num_draft` is below 1.
+    """
+    if num_draft < 1:
+        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+    return BoundDrafter(ModelDrafter(draft.network, num_draft), draft.params, draft.tokenizer)
+
+
+__all__ = ["BoundDrafter", "ModelDrafter", "from_model"]

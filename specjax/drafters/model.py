@@ -1,0 +1,91 @@
+"""A smaller model as drafter: K steps of it in a scan, with its own cache and encoder.
+
+Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax import sampling
+from specjax.sampling import Stream
+from specjax.types import Context, Draft, Draws, Network, Params, Round
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDrafter:
+    """Draws K tokens from a draft model. Its state is that model's cache.
+
+    Invariant: between rounds the cache holds all committed tokens but the last one, or the last
+    two after a fully accepted round (the last draft was never fed). So a round's first call takes
+    the last two tokens; a row that lacks only one has the other written again, unchanged.
+
+    Attributes:
+      network: the draft model. Static.
+      num_draft: K.
+    """
+
+    network: Network
+    num_draft: int
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
+        """Encodes the sources with the draft's own encoder and feeds the decoder prefix."""
+        encoded = self.network.encode(params, context.source_ids, context.source_mask)
+        # One slot per committed id and one per draft: no write of a round can fall outside.
+        num_slots = context.tokens.shape[1] + self.num_draft
+        cache = self.network.init_cache(params, encoded, context.source_mask, num_slots)
+        if prefix_width > 1:
+            _, _, cache = self.network.decode(params, cache, context.tokens[:, : prefix_width - 1])
+        return cache
+
+    def propose(
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
+    ) -> tuple[Draft, cache_lib.Cache]:
+        """K steps of the draft model; every row drafts K tokens."""
+        window, start = context.last_tokens(2)
+        cache = cache_lib.rollback(cache, start)
+        _, features, cache = self.network.decode(params, cache, window)
+        cache = cache_lib.rollback(cache, context.length)
+        last = (context.length - 1 - start)[:, None, None]
+        logits = self.network.head(params, jnp.take_along_axis(features, last, axis=1))
+
+        def put(draft: Draft, logits: jax.Array, position: jax.typing.ArrayLike) -> Draft:
+            """Draws the draft at `position` from `logits` `[B, 1, V]`."""
+            if draws is None or draft.probs is None:
+                return draft.replace(tokens=_set(draft.tokens, logits[:, 0].argmax(-1), position))
+            probs = sampling.process(logits[:, 0], context.temperature)
+            token = draws.choose(Stream.DRAFT.at(position), probs)
+            return draft.replace(
+                tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
+            )
+
+        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+            draft, cache = carry
+            token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
+            logits, _, cache = self.network.decode(params, cache, token)
+            return (put(draft, logits, position), cache), None
+
+        draft = put(self._empty(context, logits, draws), logits, 0)
+        if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
+            (draft, cache), _ = jax.lax.scan(step, (draft, cache), jnp.arange(1, self.num_draft))
+        return draft, cache
+
+    def _empty(self, context: Context, logits: jax.Array, draws: Draws | None) -> Draft:
+        """A draft of K tokens to be filled; q is kept only where something is drawn from it."""
+        num_rows, num_entries = logits.shape[0], logits.shape[-1]
+        tokens = jnp.zeros((num_rows, self.num_draft), jnp.int32)
+        dtype = jnp.promote_types(logits.dtype, jnp.float32)
+        probs = None if draws is None else jnp.zeros((num_rows, self.num_draft, num_entries), dtype)
+        return Draft(tokens, jnp.full_like(context.length, self.num_draft), probs)
+
+    def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
+        """Nothing to do: the next `propose` rolls back to what was committed."""
+        del params, round
+        return cache
+
+
+def _set(values: jax.Array, entry: jax.Array, position: jax.typing.ArrayLike) -> jax.Array:
+    """Replaces entry `position` along axis 1 of `values` `[B, K, ...]` by `entry` `[B, ...]`."""
+    return jax.lax.dynamic_update_index_in_dim(values, entry.astype(values.dtype), position, axis=1)

@@ -1,0 +1,76 @@
+"""The shapes and flavours of T5, and those that were published."""
+
+import dataclasses
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """The shape and flavour of a T5 network. Hashable: a config is a static argument.
+
+    Attributes:
+      vocab_size: V, rows of the embedding (padding rows included).
+      d_model, d_kv, d_ff, num_heads: M, D, F and H.
+      num_layers, num_decoder_layers: layers of the encoder and of the decoder.
+      gated: False: `relu(x W)` (v1.0). True: `gelu(x W0) * (x W1)` with the tanh form (v1.1).
+      tied_head: the head is the embedding (v1.0) rather than a matrix of its own.
+      scale_logits: multiply the head's input by M^-0.5 (v1.0).
+      num_buckets, max_distance: of the relative-position bias.
+      dropout_rate: used in training only.
+      dtype: compute dtype, a string: "float32", "bfloat16" or "float16".
+      pad_id, eos_id, start_id: special ids; the decoder's input begins with `start_id`.
+    """
+
+    vocab_size: int = 32128
+    d_model: int = 512
+    d_kv: int = 64
+    d_ff: int = 2048
+    num_heads: int = 8
+    num_layers: int = 6
+    num_decoder_layers: int = 6
+    gated: bool = False
+    tied_head: bool = True
+    scale_logits: bool = True
+    num_buckets: int = 32
+    max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    dropout_rate: float = 0.1
+    dtype: str = "float32"
+    pad_id: int = 0
+    eos_id: int = 1
+    start_id: int = 0
+
+    @property
+    def precision(self) -> jax.lax.Precision:
+        """Float32 means float32: a TPU's default would round the operands to bfloat16."""
+        exact = self.dtype == "float32"
+        return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+
+
+def _v1_0(d_model: int, d_kv: int, d_ff: int, num_heads: int, num_layers: int) -> T5Config:
+    return T5Config(32128, d_model, d_kv, d_ff, num_heads, num_layers, num_layers)
+
+
+def _v1_1(
+    d_model: int, d_ff: int, num_heads: int, layers: int, decoder_layers: int, vocab: int = 32128
+) -> T5Config:
+    return T5Config(
+        vocab, d_model, 64, d_ff, num_heads, layers, decoder_layers, gated=True, tied_head=False,
+        scale_logits=False,
+    )  # fmt: skip
+
+
+PRESETS: dict[str, T5Config] = {
+    "t5-small": _v1_0(512, 64, 2048, 8, 6),
+    "t5-base": _v1_0(768, 64, 3072, 12, 12),
+    "t5-large": _v1_0(1024, 64, 4096, 16, 24),
+    "t5-3b": _v1_0(1024, 128, 16384, 32, 24),
+    "t5-11b": _v1_0(1024, 128, 65536, 128, 24),
+    "t5-v1_1-small": _v1_1(512, 1024, 6, 8, 8),
+    "t5-v1_1-base": _v1_1(768, 2048, 12, 12, 12),
+    "t5-v1_1-large": _v1_1(1024, 2816, 16, 24, 24),
+    "t5-v1_1-xl": _v1_1(2048, 5120, 32, 24, 24),
+    "t5-v1_1-xxl": _v1_1(4096, 10240, 64, 24, 24),
+    "byt5-small": _v1_1(1472, 3584, 6, 12, 4, vocab=384),
+}

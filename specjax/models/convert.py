@@ -1,0 +1,365 @@
+"""T5 checkpoints in Hugging Face's format, read and written without torch.
+
+`tensor_names` is the one table of names; both directions walk it, so every tensor of a file is
+used exactly once and every parameter is set exactly once.
+
+Axes: V vocabulary, M model width, F feed-forward width, H heads, D head width. Torch stores a
+linear layer as (out, in); the kernels here are (in, out), with H and D apart.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specjax.models import t5
+
+DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS, INDEX, LEGACY = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+# Copies of the embedding that older files hold.
+ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Old files hold a bias for cross-attention, which T5 does not have.
+IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+
+# Attributes of `T5Config` that config.json must give; all attributes that it may give -> its key.
+_REQUIRED = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
+_IDS = {"pad_id": "pad_token_id", "eos_id": "eos_token_id", "start_id": "decoder_start_token_id"}
+_KEYS = {
+    **{name: name for name in (*_REQUIRED, "num_decoder_layers", "layer_norm_epsilon", "dropout_rate")},
+    "num_buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+    **_IDS,
+}
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint and the parameter that it is.
+
+    Attributes:
+      name: in the file.
+      path: of the parameter, a key per level of the nested dict.
+      kind: "same", or "transposed": the parameter is the file's tensor transposed, then reshaped.
+      file_shape, shape: in the file, and of the parameter.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    kind: str
+    file_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def _norm(config: t5.T5Config, name: str, *path: str) -> Tensor:
+    return Tensor(f"{name}.weight", (*path, "scale"), "same", (config.d_model,), (config.d_model,))
+
+
+def _attention(config: t5.T5Config, name: str, *path: str) -> Iterator[Tensor]:
+    m, h, d = config.d_model, config.num_heads, config.d_kv
+    for part in "qkv":
+        yield Tensor(f"{name}.{part}.weight", (*path, part), "transposed", (h * d, m), (m, h, d))
+    yield Tensor(f"{name}.o.weight", (*path, "o"), "transposed", (m, h * d), (h, d, m))
+
+
+def _feed_forward(config: t5.T5Config, name: str, *path: str) -> Iterator[Tensor]:
+    m, f = config.d_model, config.d_ff
+    for part in ("wi_0", "wi_1") if config.gated else ("wi",):
+        yield Tensor(f"{name}.{part}.weight", (*path, part), "transposed", (f, m), (m, f))
+    yield Tensor(f"{name}.wo.weight", (*path, "wo"), "transposed", (m, f), (f, m))
+
+
+def _stack(config: t5.T5Config, stack: str, num_layers: int) -> Iterator[Tensor]:
+    """The tensors of the encoder or of the decoder."""
+    table = (config.num_buckets, config.num_heads)
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    yield Tensor(bias, (f"{stack}_bias", "table"), "same", table, table)
+    for index in range(num_layers):
+        layer, block = f"{stack}_layers_{index}", f"{stack}.block.{index}.layer"
+        yield from _attention(config, f"{block}.0.SelfAttention", layer, "attention")
+        yield _norm(config, f"{block}.0.layer_norm", layer, "attention_norm")
+        if stack == "decoder":
+            yield from _attention(config, f"{block}.1.EncDecAttention", layer, "cross")
+            yield _norm(config, f"{block}.1.layer_norm", layer, "cross_norm")
+        last = f"{block}.{2 if stack == 'decoder' else 1}"
+        yield from _feed_forward(config, f"{last}.DenseReluDense", layer, "feed_forward")
+        yield _norm(config, f"{last}.layer_norm", layer, "feed_forward_norm")
+    yield _norm(config, f"{stack}.final_layer_norm", f"{stack}_norm")
+
+
+def tensor_names(config: t5.T5Config) -> Iterator[Tensor]:
+    """Every tensor of a checkpoint of this shape, once; aliases of the embedding excluded."""
+    v, m = config.vocab_size, config.d_model
+    yield Tensor(EMBEDDING, ("embedding",), "same", (v, m), (v, m))
+    yield from _stack(config, "encoder", config.num_layers)
+    yield from _stack(config, "decoder", config.num_decoder_layers)
+    if not config.tied_head:
+        yield Tensor(HEAD, ("head",), "transposed", (v, m), (m, v))
+
+
+def config_from_hf(config: dict[str, Any]) -> t5.T5Config:
+    """The network that a config.json describes, whichever transformers version wrote it.
+
+    Up to version 4, `tie_word_embeddings` says both that the head is the embedding and that
+    logits are scaled. Version 5 always writes True there and says the second, for T5, in
+    `scale_decoder_outputs`; it never scales mT5.
+
+    Args:
+      config: the parsed config.json.
+
+    Returns:
+      The config in float32. `tied_head` is a guess here: the weights decide it (see `load`).
+    """
+    kind = config.get("model_type", "t5")
+    if kind not in ("t5", "mt5"):
+        reason = " (it has a relative bias in every layer)" if kind == "umt5" else ""
+        raise ValueError(f"model_type {kind!r} is not supported{reason}: specjax runs 't5' and 'mt5'")
+    projection = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
+    if projection not in ("relu", "gated-gelu"):
+        raise ValueError(f"feed_forward_proj {projection!r} is unknown: 'relu' (v1.0) or 'gated-gelu' (v1.1)")
+    absent = [key for key in _REQUIRED if config.get(key) is None]
+    if absent:
+        raise ValueError(f"config.json lacks {', '.join(absent)}: is this the config of a T5?")
+    tied = config.get("tie_word_embeddings", True) is not False
+    scaled = config.get("scale_decoder_outputs", tied if kind == "t5" else False)
+    given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
+    given.setdefault("num_decoder_layers", given["num_layers"])
+    given.setdefault("start_id", given.get("pad_id", 0))
+    return t5.T5Config(**given, gated=projection != "relu", tied_head=tied, scale_logits=bool(scaled))
+
+
+def config_to_hf(config: t5.T5Config, dtype: str = "float32") -> dict[str, Any]:
+    """The config.json that transformers 4, transformers 5 and `config_from_hf` read alike.
+
+    Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would leave
+    out the scale; no published T5 is of that form.
+    """
+    return {key: getattr(config, name) for name, key in _KEYS.items()} | {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "feed_forward_proj": "gated-gelu" if config.gated else "relu",
+        "dense_act_fn": "gelu_new" if config.gated else "relu",
+        "is_gated_act": config.gated,
+        # To version 4 True also means: scale. So a tied head without the scale is written as
+        # an untied one that equals the embedding.
+        "tie_word_embeddings": config.tied_head and config.scale_logits,
+        "scale_decoder_outputs": config.scale_logits,
+        "initializer_factor": 1.0,
+        "use_cache": True,
+        "torch_dtype": dtype,  # read by every version; "dtype" is known to the newer ones only
+    }
+
+
+def _locate(source: str, name: str) -> str | None:
+    """Path of one file of a local directory or of a hub repository, None when it has none such."""
+    if os.path.isdir(source):
+        path = os.path.join(source, name)
+        return path if os.path.isfile(path) else None
+    if os.path.isfile(source):
+        raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
+    if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
+        raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
+    from transformers.utils import hub  # slow to import, and needed for hub ids only
+
+    try:
+        return hub.cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{source!r} is neither a local directory nor a model that could be fetched from the hub: {error}"
+        ) from error
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): fetch or copy it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object: fetch or copy it again")
+    return content
+
+
+def _weight_files(source: str) -> list[str]:
+    """Paths of the safetensors files: the one, or the shards that the index names."""
+    path = _locate(source, WEIGHTS)
+    if path is not None:
+        return [path]
+    index = _locate(source, INDEX)
+    if index is None:
+        legacy = any(_locate(source, name) for name in (LEGACY, f"{LEGACY}.index.json"))
+        remedy = (
+            f"only {LEGACY}: convert it with `python scripts/convert_checkpoint.py --input={source} "
+            "--output=DIRECTORY` (it needs torch: pip install 'specjax[parity]')"
+        )
+        raise ValueError(f"{source} has {remedy if legacy else f'neither {WEIGHTS} nor {INDEX}'}")
+    shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    paths = {name: _locate(source, name) for name in shards}
+    absent = [name for name, path in paths.items() if path is None]
+    if absent or not shards:
+        raise ValueError(f"{index} names shards that are not there: {', '.join(absent) or '(none named)'}")
+    return [path for path in paths.values() if path is not None]
+
+
+class _Checkpoint:
+    """The open files of a checkpoint; a tensor is read when it is asked for."""
+
+    def __init__(self, paths: list[str], stack: contextlib.ExitStack):
+        self._file_of: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in paths:
+            try:
+                file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+            except (safetensors.SafetensorError, OSError) as error:
+                raise ValueError(
+                    f"{path} is truncated or corrupt ({error}): delete it, then fetch or copy it again"
+                ) from error
+            for name in file.keys():
+                self._file_of[name] = file
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        return self._file_of[name].get_tensor(name)
+
+    def same(self, name: str, other: str) -> bool:
+        return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
+
+
+def _check(checkpoint: _Checkpoint, config: t5.T5Config) -> None:
+    """Raises one ValueError that names every tensor that does not fit."""
+    shapes = checkpoint.shapes
+    wanted = {tensor.name: tensor.file_shape for tensor in tensor_names(config)}
+    accepted = {*wanted, *ALIASES, *IGNORED} | ({HEAD} if config.tied_head else set())
+    missing = sorted(wanted.keys() - shapes.keys())
+    left_over = sorted(shapes.keys() - accepted)
+    problems = [f"missing: {', '.join(missing)}"] if missing else []
+    problems += [f"left over: {', '.join(left_over)}"] if left_over else []
+    for name in sorted(wanted.keys() & shapes.keys()):
+        if shapes[name] != wanted[name]:
+            problems.append(f"{name} has shape {shapes[name]}, the config says {wanted[name]}")
+    for name in ALIASES:
+        if name in shapes and EMBEDDING in shapes and not checkpoint.same(name, EMBEDDING):
+            problems.append(f"{name} differs from {EMBEDDING}, whose copy it should be")
+    if any(".wi_0." in name for name in left_over):
+        problems.append('the weights have wi_0/wi_1: feed_forward_proj should be "gated-gelu" (v1.1)')
+    if any(".wi_0." in name for name in missing) and any(".wi." in name for name in left_over):
+        problems.append('the weights have wi, not wi_0/wi_1: feed_forward_proj should be "relu" (v1.0)')
+    if problems:
+        raise ValueError("the weights do not fit config.json: " + "; ".join(problems))
+
+
+def _compute_dtype(dtype: str | None) -> str:
+    on_cpu = jax.default_backend() == "cpu"
+    if dtype is None:
+        return "float32" if on_cpu else "bfloat16"
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is unknown: one of {', '.join(DTYPES)}")
+    if dtype == "float16" and on_cpu:
+        warnings.warn("float16 on a CPU is slow and overflows: take float32 or bfloat16", stacklevel=3)
+    return dtype
+
+
+def load(source: str | os.PathLike[str], dtype: str | None = None) -> tuple[t5.T5Config, dict[str, Any]]:
+    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
+
+    Args:
+      source: a local directory or a hub id. A directory wins.
+      dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
+
+    Returns:
+      The config and the params, in the structure of `T5(config).init(...)["params"]`, as arrays
+      on JAX's default device. Within `jax.default_device` they lie where that says.
+    """
+    dtype = _compute_dtype(dtype)
+    source = os.path.expanduser(os.fspath(source))
+    path = _locate(source, "config.json")
+    if path is None:
+        raise ValueError(f"{source} has no config.json: not a checkpoint in Hugging Face's format")
+    config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
+    params: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        checkpoint = _Checkpoint(_weight_files(source), stack)
+        own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
+        config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
+        _check(checkpoint, config)
+        for tensor in tensor_names(config):
+            array = checkpoint.read(tensor.name)
+            array = (array.T if tensor.kind == "transposed" else array).reshape(tensor.shape)
+            *parents, leaf = tensor.path
+            node = params
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = jnp.asarray(np.ascontiguousarray(array, dtype=jnp.dtype(dtype)))
+    return config, params
+
+
+def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """The tensors of the file, by name; raises one ValueError that names every param that does not fit."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    arrays = {tuple(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in leaves}
+    tensors = list(tensor_names(config))
+    wanted = {tensor.path: tensor.shape for tensor in tensors}
+    faults = {
+        "missing": wanted.keys() - arrays.keys(),
+        "left over": arrays.keys() - wanted.keys(),
+        "of another shape": {p for p in wanted.keys() & arrays.keys() if wanted[p] != arrays[p].shape},
+    }
+    named = {what: ", ".join(sorted("/".join(path) for path in paths)) for what, paths in faults.items()}
+    if any(named.values()):
+        said = "; ".join(f"{what}: {names}" for what, names in named.items() if names)
+        raise ValueError(f"params do not fit config: {said}")
+    result = {}
+    for tensor in tensors:
+        array = np.asarray(arrays[tensor.path])
+        array = array.reshape(tensor.file_shape[::-1]).T if tensor.kind == "transposed" else array
+        result[tensor.name] = np.ascontiguousarray(array, dtype=jnp.dtype(dtype))
+    if config.tied_head and not config.scale_logits:  # see config_to_hf
+        result[HEAD] = result[EMBEDDING].copy()
+    return result
+
+
+def save(
+    directory: str | os.PathLike[str], config: t5.T5Config, params: dict[str, Any],
+    tokenizer: Any = None, dtype: str = "float32",
+) -> None:  # fmt: skip
+    """Writes a checkpoint that `load` and `transformers` (4 and 5) read as the same model.
+
+    Every file is written under a temporary name and renamed; config.json comes last, so a
+    directory that has one is complete.
+
+    Args:
+      directory: created when missing; files of the same names are replaced.
+      config, params: as `load` returns them.
+      tokenizer: anything with `save_pretrained(directory)`, or None.
+      dtype: of the tensors in the file.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is unknown: one of {', '.join(DTYPES)}")
+    tensors = _to_tensors(config, params, dtype)
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    ids = {key: getattr(config, name) for name, key in _IDS.items()}
+    writers = {
+        WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
+        "generation_config.json": lambda path: write_json(path, ids),
+        "config.json": lambda path: write_json(path, config_to_hf(config, dtype)),
+    }
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(directory))
+    for name, write in writers.items():
+        temporary = directory / f".{name}.tmp"
+        write(temporary)
+        os.replace(temporary, directory / name)

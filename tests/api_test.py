@@ -1,0 +1,124 @@
+"""The text-level face, on a tiny random T5 and a tokenizer of single letters."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import api, drafters
+from specjax.models import t5
+
+PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
+CONFIG = t5.T5Config(
+    vocab_size=len(PIECES), d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=1,
+    gated=True, tied_head=False, scale_logits=False,
+)  # fmt: skip
+PROMPTS = ["translate this.", "a b"]
+
+
+class Letters:
+    """A tokenizer of one id a letter, with the four methods that specjax uses."""
+
+    def __init__(self, pieces=PIECES):
+        self.pieces = list(pieces)
+
+    def __call__(self, texts, add_special_tokens=True, verbose=True):
+        one = lambda text: [self.pieces.index(c) for c in text] + [1] * add_special_tokens  # noqa: E731
+        ids = one(texts) if isinstance(texts, str) else [one(text) for text in texts]
+        return types.SimpleNamespace(input_ids=ids)
+
+    def batch_decode(self, rows, skip_special_tokens=False):
+        first = 3 if skip_special_tokens else 0
+        return ["".join(self.pieces[i] for i in row if i >= first) for row in rows]
+
+    def get_vocab(self):
+        return {piece: i for i, piece in enumerate(self.pieces)}
+
+
+def _model(seed: int, tokenizer=None) -> api.Model:
+    rng = np.random.default_rng(seed)
+    ids = jnp.zeros((1, 1), jnp.int32)
+    init = lambda: t5.T5(CONFIG).init(jax.random.key(0), ids, ids > 0, ids)["params"]  # noqa: E731
+    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32)  # noqa: E731
+    return api.Model(t5.T5Network(CONFIG), jax.tree.map(draw, jax.eval_shape(init)), tokenizer or Letters())
+
+
+@pytest.fixture(scope="module")
+def target() -> api.Model:
+    return _model(0)
+
+
+@pytest.fixture(scope="module")
+def drafter():
+    return drafters.from_model(_model(1), num_draft=3)
+
+
+@pytest.fixture(scope="module")
+def outputs(target, drafter) -> list[api.Output]:
+    """Greedy, without and with a drafter."""
+    return [
+        specjax.generate(target, PROMPTS, drafter=d, max_new_tokens=[5, 12], seed=3) for d in (None, drafter)
+    ]
+
+
+def test_text_with_a_drafter_equals_text_without(outputs):
+    plain, speculative = outputs
+    assert speculative.texts == plain.texts
+    assert speculative.token_ids == plain.token_ids
+    assert speculative.finish_reasons == plain.finish_reasons
+
+
+def test_output_lists_agree_with_one_another(outputs):
+    for output in outputs:
+        assert output.texts == Letters().batch_decode(output.token_ids, skip_special_tokens=True)
+        for ids, log_probs, reason, limit in zip(
+            output.token_ids, output.log_probs, output.finish_reasons, [5, 12], strict=True
+        ):
+            assert len(ids) == len(log_probs) <= limit
+            assert reason == ("eos" if 1 in ids else "length")
+            assert 1 not in ids[:-1]
+
+
+def test_samples_of_all_prompts_use_seeds_of_their_own():
+    """B07: no two rows of a call share noise, whichever prompt they belong to."""
+    seeds = np.asarray(api._sample_seeds(0, 5, 4)).tolist()
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
+    """B66."""
+    batch = np.asarray(api._sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
+    np.testing.assert_array_equal(batch[1], api._sample_seeds([8], 1, 2))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(prompts=[]), r"prompts=\[\]"),
+        (dict(prompts="one string"), "non-empty list"),
+        (dict(num_samples=0), "num_samples=0"),
+        (dict(prompts=["a" * 600]), r"prompts\[0\] has 601 tokens"),
+        (dict(decoder_prefix=["a", "b", "c"]), "decoder_prefix has 3"),
+        (dict(sampling=specjax.Sampling(temperature=-1.0)), "temperature"),
+        (dict(max_new_tokens=-2), "max_new_tokens"),
+    ],
+)
+def test_unusable_argument_is_refused_by_name(target, options, words):
+    with pytest.raises(ValueError, match=words):
+        specjax.generate(target, **(dict(prompts=PROMPTS) | options))
+
+
+def test_draft_with_another_tokenizer_is_refused(target):
+    """B28: the first id that differs is named."""
+    other = _model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
+    with pytest.raises(ValueError, match="id 4 is 'c' there and 'b' here"):
+        specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
+
+
+def test_long_source_is_cut_when_asked(target):
+    ids, mask = api.encode_sources(target, ["a" * 600], truncate=True)
+    assert ids.shape == (1, api.MAX_SOURCE_LENGTH) and mask.all()
+    assert ids[0, -1] == CONFIG.eos_id

@@ -1,0 +1,15 @@
+"""The strict JAX that every test runs under.
+
+Set before any computation, since the number of devices is fixed once a backend exists:
+
+- broadcasting to a higher rank raises: a missing axis is a mistake, not a convenience;
+- using a random key twice raises, and so does making an untyped key, which escapes that check;
+- there are two CPU devices, so that sharding is always tested.
+"""
+
+import jax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_legacy_prng_key", "error")
+jax.config.update("jax_num_cpu_devices", 2)

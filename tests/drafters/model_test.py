@@ -1,0 +1,117 @@
+"""A model as drafter: what it proposes, and what its cache holds between rounds."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import exact_law
+from specjax import acceptance, decode, drafters, rounds, sampling
+from specjax.drafters.model import ModelDrafter
+
+V, K, NUM_ROWS = 5, 3, 4
+NETWORK = exact_law.ToyNetwork(V)
+PARAMS = rounds.AllParams(*(jnp.asarray(exact_law.random_table(seed, V)) for seed in (0, 1)))
+SOURCES = np.random.default_rng(0).integers(0, V, (NUM_ROWS, 3))
+TEMPERATURE = np.array([1.0, 0.6, 0.0, 2.0], np.float32)
+PREFIX = np.array([[0, 3, 1], [0, 2, 0], [0, 0, 0], [0, 4, 0]], np.int32)
+PREFIX_LENGTH = np.array([3, 2, 1, 2], np.int32)
+PROGRAM = rounds.Program(NETWORK, ModelDrafter(NETWORK, K), acceptance.speculative, 12, 3, (), 0)
+
+
+@pytest.fixture(scope="module")
+def states() -> list[rounds.LoopState]:
+    """The state after the prefill and after each of four rounds."""
+    state = decode.jitted_prefill(
+        PROGRAM, PARAMS, source_ids=jnp.asarray(SOURCES), source_mask=jnp.ones(SOURCES.shape, bool),
+        prefix=jnp.asarray(PREFIX), prefix_length=jnp.asarray(PREFIX_LENGTH),
+        temperature=jnp.asarray(TEMPERATURE), limit=jnp.full(NUM_ROWS, 12, jnp.int32),
+        seeds=jnp.arange(NUM_ROWS, dtype=jnp.uint32),
+    )  # fmt: skip
+    states = [state]
+    for _ in range(4):
+        states.append(decode.jitted_step(PROGRAM, PARAMS, states[-1], sampled=True))
+    return states
+
+
+@jax.jit
+def _propose(state: rounds.LoopState):
+    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds)
+    return PROGRAM.drafter.propose(PARAMS.drafter, state.drafter_state, state.context, draws)
+
+
+def _slots(cache, row: int, count: int) -> list[int]:
+    return np.asarray(cache.keys[0])[row, 0, :count, 0].astype(int).tolist()
+
+
+def test_rows_advance_by_their_own_counts(states):
+    """B48."""
+    assert len({int(length) for length in states[2].context.length - states[0].context.length}) > 1
+
+
+def test_q_is_the_drafts_distribution_after_all_committed_and_drafted_tokens(states):
+    """B02, B38, B45: whatever was accepted before; the q kept is the q drawn from."""
+    for state in states:
+        draft, _ = _propose(state)
+        assert draft.probs.dtype == jnp.float32
+        assert (draft.num_drafted == K).all()
+        for row in range(NUM_ROWS):
+            tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
+            for position in range(K):
+                expected = exact_law.conditional(
+                    np.asarray(PARAMS.drafter), SOURCES[row], tokens, TEMPERATURE[row]
+                )
+                np.testing.assert_allclose(draft.probs[row, position], expected, atol=1e-6)
+                assert draft.probs[row, position, draft.tokens[row, position]] > 0
+                tokens.append(int(draft.tokens[row, position]))
+
+
+def test_caches_hold_the_committed_tokens_after_every_round(states):
+    """B38, B39: the target's all but the last; the draft's all but the last after its next call."""
+    for state in states:
+        _, drafter_state = _propose(state)
+        for row in range(NUM_ROWS):
+            length = int(state.context.length[row])
+            tokens = np.asarray(state.context.tokens)[row, :length].tolist()
+            assert int(state.cache.length[row]) == length - 1
+            assert _slots(state.cache, row, length - 1) == tokens[:-1]
+            assert _slots(state.drafter_state, row, max(length - 2, 0)) == tokens[:-2]
+            assert _slots(drafter_state, row, length) == tokens
+
+
+def test_rollback_leaves_earlier_slots_bit_identical(states):
+    """B39."""
+    for before, after in itertools.pairwise(states):
+        for row in range(NUM_ROWS):
+            length = int(before.cache.length[row])
+            np.testing.assert_array_equal(
+                before.cache.keys[0][row, :, :length], after.cache.keys[0][row, :, :length]
+            )
+
+
+def test_greedy_proposal_is_the_argmax_and_keeps_no_distribution(states):
+    state = states[1]
+    propose = jax.jit(lambda s: PROGRAM.drafter.propose(PARAMS.drafter, s.drafter_state, s.context, None))
+    draft, _ = propose(state)
+    assert draft.probs is None
+    for row in range(NUM_ROWS):
+        tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
+        for token in draft.tokens[row].tolist():
+            expected = exact_law.conditional(np.asarray(PARAMS.drafter), SOURCES[row], tokens, 0.0)
+            assert token == expected.argmax()
+            tokens.append(token)
+
+
+def test_equal_drafters_are_equal_and_hash_alike():
+    """B63."""
+    one, other = (ModelDrafter(exact_law.ToyNetwork(V), K) for _ in range(2))
+    assert one == other and hash(one) == hash(other)
+    assert one != ModelDrafter(exact_law.ToyNetwork(V), K + 1)
+
+
+@pytest.mark.parametrize("num_draft", [0, -1])
+def test_from_model_refuses_fewer_than_one_draft(num_draft):
+    with pytest.raises(ValueError, match=f"num_draft={num_draft}"):
+        drafters.from_model(None, num_draft=num_draft)

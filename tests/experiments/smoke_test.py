@@ -1,0 +1,97 @@
+"""Each experiment runs from its flags, on a tiny pair made here."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import data
+from specjax.models import convert, t5
+
+ROOT = pathlib.Path(__file__).parents[2]
+WORDS = ["a", "man", "dog", "runs", "sits", "in", "blue", "snow", "the", "park"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder `copy` of 80 pairs, and a trained tokenizer."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    (folder / "copy").mkdir()
+    for split, count in (("train", 80), ("val", 16)):
+        text = "\n".join(" ".join(random.choice(WORDS, 3 + i % 3)) for i in range(count))
+        (folder / "copy" / f"{split}.en").write_text(text)
+        (folder / "copy" / f"{split}.de").write_text(text)
+    data.load_or_train_tokenizer(folder / "tokenizer", folder / "copy", vocab_size=24)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(corpus):
+    """Directories of a random target and a narrower draft."""
+    tokenizer = data.load_or_train_tokenizer(corpus / "tokenizer", corpus / "copy", 24)
+    ids = np.zeros((1, 4), np.int32)
+    for seed, (name, d_model) in enumerate([("target", 16), ("draft", 8)]):
+        config = t5.T5Config(24, d_model, 4, 16, 2, 1, 1)
+        params = t5.T5(config).init(jax.random.key(seed), ids, ids == 0, ids)["params"]
+        params = jax.tree.map(lambda x: 2 * x, params)
+        convert.save(corpus / name, config, params, tokenizer)
+    return corpus
+
+
+def run(module, *flags, stdin=None):
+    command = [sys.executable, "-m", f"experiments.{module}", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_generate_compares_both_arms_and_answers_line_by_line(pair, tmp_path):
+    done = run(
+        "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2", "--temperature=0,1",
+        "--max_new_tokens=8", "--repeats=2", f"--output={tmp_path}", stdin="the dog\n\na man runs\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "identical to the target alone" in done.stdout
+    greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert greedy["identical_to_target"] == "2 of 2" and greedy["num_near_ties"] == 0
+    assert "identical_to_target" not in sampled and sampled["speedup"] > 0
+    assert len((tmp_path / "output.txt").read_text().split("\n")) == 4
+    assert (tmp_path / "output.txt").read_text().split("\n")[1] == ""
+
+
+@pytest.mark.slow
+def test_generate_without_a_draft_runs_the_target_alone(pair, tmp_path):
+    done = run(
+        "generate", f"--target={pair}/target", "--temperature=0", f"--output={tmp_path}", stdin="the dog\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["num_examples"] == 1
+
+
+@pytest.mark.slow
+def test_train_exports_a_checkpoint_and_resumes(corpus, tmp_path):
+    flags = [
+        f"--data_dir={corpus}", "--task=copy", f"--tokenizer={corpus}/tokenizer", f"--output={tmp_path}/run",
+        f"--export={tmp_path}/model", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2",
+        "--num_layers=1", "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2",
+    ]  # fmt: skip
+    first = run("train", *flags, "--num_steps=2")
+    assert first.returncode == 0, first.stderr
+    second = run("train", *flags, "--num_steps=4")
+    assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
+    config, _ = convert.load(tmp_path / "model")
+    assert (config.d_model, config.vocab_size) == (8, 24)
+
+
+@pytest.mark.slow
+def test_generate_with_no_text_says_so(pair):
+    done = run("generate", f"--target={pair}/target", stdin="\n")
+    assert done.returncode != 0 and "there is no text in it" in done.stderr

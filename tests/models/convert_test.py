@@ -1,0 +1,453 @@
+"""Checkpoints in Hugging Face's format: read without torch, written for torch, refused by name."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from specjax.models import convert, t5
+
+HERE = pathlib.Path(__file__).parent
+GOLDEN = HERE / "golden"
+NAMES = ["v1_0", "v1_1", "byt5"]
+TINY = t5.T5Config(
+    vocab_size=24, d_model=8, d_kv=4, d_ff=12, num_heads=3, num_layers=2, num_decoder_layers=1,
+    num_buckets=8, max_distance=20,
+)  # fmt: skip
+TIED_HEADS = {
+    "tied, scaled": {"tied_head": True, "scale_logits": True},
+    "tied, unscaled": {"tied_head": True, "scale_logits": False},
+    "untied, unscaled": {"tied_head": False, "scale_logits": False},
+    "untied, scaled": {"tied_head": False, "scale_logits": True},
+}
+
+
+def random_params(config: t5.T5Config, seed: int = 0):
+    """Params of order one, norms included, in the structure of `init`."""
+    ids, mask = jnp.zeros((1, 2), int), jnp.ones((1, 2), bool)
+    shapes = jax.eval_shape(lambda key: t5.T5(config).init(key, ids, mask, ids), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(x.shape[0]), jnp.float32), shapes["params"]
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function that copies a golden checkpoint and edits its tensors and its config."""
+
+    def make(name="v1_1", tensors=lambda t: t, **config):
+        directory = tmp_path / f"copy_of_{name}"
+        shutil.copytree(GOLDEN / name, directory)
+        content = json.loads((directory / "config.json").read_text()) | config
+        content = {key: value for key, value in content.items() if value is not None}
+        (directory / "config.json").write_text(json.dumps(content))
+        weights = tensors(safetensors.numpy.load_file(directory / "model.safetensors"))
+        safetensors.numpy.save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return directory
+
+    return make
+
+
+def assert_same_model(one, other):
+    assert one[0] == other[0]
+    jax.tree.map(np.testing.assert_array_equal, one[1], other[1])
+
+
+# ---- the table of names
+
+
+@pytest.mark.parametrize(("gated", "tied", "count"), [(False, True, 47), (True, True, 51), (True, False, 52)])
+def test_every_tensor_and_every_param_is_named_exactly_once(gated, tied, count):
+    config = dataclasses.replace(TINY, num_decoder_layers=2, gated=gated, tied_head=tied)
+    tensors = list(convert.tensor_names(config))
+    assert len({t.name for t in tensors}) == len({t.path for t in tensors}) == len(tensors) == count
+    leaves = jax.tree_util.tree_flatten_with_path(random_params(config))[0]
+    expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
+    assert {t.path: t.shape for t in tensors} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_shapes_are_those_that_torch_writes(name):
+    config, _ = convert.load(GOLDEN / name, dtype="float32")
+    with safetensors.safe_open(GOLDEN / name / "model.safetensors", framework="numpy") as file:
+        written = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
+    assert {t.name: t.file_shape for t in convert.tensor_names(config)} == written
+
+
+# ---- config.json
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("v1_0", {"tie_word_embeddings": None, "scale_decoder_outputs": None}),  # version 4
+        ("v1_0", {"tie_word_embeddings": True, "scale_decoder_outputs": None}),  # version 4
+        ("v1_0", {"tie_word_embeddings": True, "scale_decoder_outputs": True}),  # version 5
+        ("v1_1", {"tie_word_embeddings": False, "scale_decoder_outputs": None}),  # version 4
+        ("v1_1", {"tie_word_embeddings": False, "scale_decoder_outputs": False}),  # specjax
+        ("v1_1", {"tie_word_embeddings": True, "scale_decoder_outputs": False}),  # version 5
+    ],
+)
+def test_configs_of_every_transformers_version_give_the_same_model(checkpoint, name, config):
+    assert_same_model(
+        convert.load(checkpoint(name, **config), dtype="float32"),
+        convert.load(GOLDEN / name, dtype="float32"),
+    )
+
+
+def test_tied_v1_1_weights_are_tied_and_not_scaled(checkpoint):
+    def drop_head(tensors):
+        return {key: value for key, value in tensors.items() if key != "lm_head.weight"}
+
+    config, params = convert.load(checkpoint("v1_1", drop_head), dtype="float32")
+    assert (config.tied_head, config.scale_logits) == (True, False)
+    assert "head" not in params
+
+
+def test_mt5_is_never_scaled():
+    """Version 5 writes tie_word_embeddings true for mT5 and, unlike for T5, no scale."""
+    shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 2}
+    for tie in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
+        config = convert.config_from_hf({"model_type": "mt5"} | shape | tie)
+        assert config.gated and not config.scale_logits
+
+
+def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
+    shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 5}
+    config = convert.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
+    assert config == t5.T5Config(24, 8, 4, 12, 3, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "umt5"}, ["umt5", "every layer", "'t5'"]),
+        ({"model_type": "bart"}, ["bart", "'mt5'"]),
+        ({"feed_forward_proj": "gated-silu"}, ["feed_forward_proj", "gated-silu", "gated-gelu"]),
+        ({"d_kv": None}, ["d_kv", "config.json"]),
+    ],
+)
+def test_config_that_is_not_a_t5_is_refused_by_name(checkpoint, change, words):
+    with pytest.raises(ValueError) as error:
+        convert.load(checkpoint(**change))
+    assert all(word in str(error.value) for word in words)
+
+
+# ---- weights that fit, and weights that do not
+
+
+def _copies(tensors):
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    return tensors | {name: tensors["shared.weight"].copy() for name in names} | {bias: np.ones((32, 3))}
+
+
+def test_copies_of_the_embedding_and_the_cross_bias_of_old_files_are_accepted(checkpoint):
+    loaded = convert.load(checkpoint("v1_0", _copies), dtype="float32")
+    assert_same_model(loaded, convert.load(GOLDEN / "v1_0", dtype="float32"))
+
+
+def _rename(old, new):
+    return lambda tensors: {key.replace(old, new): value for key, value in tensors.items()}
+
+
+def _exchange(tensors):
+    swap = {"encoder": "decoder", "decoder": "encoder"}
+    return {".".join(swap.get(part, part) for part in key.split(".")): x for key, x in tensors.items()}
+
+
+def _several_faults(tensors):
+    tensors = _copies(tensors) | {
+        "extra.weight": np.ones(2),
+        "decoder.embed_tokens.weight": np.ones((48, 16)),
+    }
+    del tensors["encoder.final_layer_norm.weight"]
+    del tensors["decoder.block.1.layer.0.SelfAttention.q.weight"]
+    wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+    return tensors | {wo: tensors[wo].T.copy()}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "config", "words"),
+    [
+        ("v1_1", dict, {"feed_forward_proj": "relu"}, ["wi_0/wi_1", "feed_forward_proj", "gated-gelu"]),
+        ("v1_0", dict, {"feed_forward_proj": "gated-gelu"}, ["wi_0/wi_1", "feed_forward_proj", "relu"]),
+        ("v1_0", _exchange, {}, ["missing", "decoder.block.0.layer.1.EncDecAttention.q.weight", "left over",
+                                 "encoder.block.0.layer.1.EncDecAttention.q.weight"]),
+        ("v1_0", dict, {"num_decoder_layers": 1}, ["left over", "decoder.block.1.layer.2.layer_norm.weight"]),
+        ("v1_0", dict, {"vocab_size": 50}, ["shared.weight", "(48, 16)", "(50, 16)"]),
+        ("v1_1", _rename("shared.weight", "emb"), {}, ["missing: shared.weight", "left over: emb"]),
+        ("v1_0", _several_faults, {}, [
+            "missing", "encoder.final_layer_norm.weight", "decoder.block.1.layer.0.SelfAttention.q.weight",
+            "left over", "extra.weight", "DenseReluDense.wo.weight has shape (24, 16)",
+            "decoder.embed_tokens.weight differs",
+        ]),
+    ],
+    ids=["gated weights", "relu weights", "exchanged", "layers", "vocabulary", "renamed", "several"],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_all_named(checkpoint, name, tensors, config, words):
+    with pytest.raises(ValueError) as error:
+        convert.load(checkpoint(name, tensors, **config))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+# ---- files
+
+
+def test_shards_give_the_same_model_as_one_file(checkpoint):
+    directory = checkpoint("v1_0")
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for index, part in enumerate((names[:20], names[20:])):
+        shard = f"model-{index + 1:05}-of-00002.safetensors"
+        safetensors.numpy.save_file({name: tensors[name] for name in part}, directory / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    expected = convert.load(GOLDEN / "v1_0", dtype="float32")
+    assert_same_model(convert.load(directory, dtype="float32"), expected)
+
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors"):
+        convert.load(directory)
+    index.write_text("{")
+    with pytest.raises(ValueError, match=r"index\.json is not valid JSON"):
+        convert.load(directory)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 500, -1])
+def test_truncated_file_is_named_with_the_remedy(checkpoint, keep):
+    path = checkpoint() / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or corrupt .* copy it again"):
+        convert.load(path.parent)
+
+
+def test_what_is_not_there_is_said_with_the_remedy(checkpoint, tmp_path, monkeypatch):
+    def said(source):
+        with pytest.raises(ValueError) as error:
+            convert.load(source)
+        return str(error.value)
+
+    assert "no directory" in said(tmp_path / "absent") and "hub id" in said(tmp_path / "absent")
+    directory = checkpoint()
+    assert "give the directory" in said(directory / "config.json")
+    (directory / "model.safetensors").unlink()
+    assert "neither model.safetensors nor" in said(directory)
+    (directory / "pytorch_model.bin").touch()
+    assert "scripts/convert_checkpoint.py" in said(directory) and "parity" in said(directory)
+    (directory / "config.json").unlink()
+    assert "no config.json" in said(directory)
+
+    def offline(*args, **kwargs):
+        raise OSError("no connection")
+
+    monkeypatch.setattr("transformers.utils.hub.cached_file", offline)
+    message = said("someone/some-t5")
+    assert "local directory" in message and "hub" in message and "no connection" in message
+
+
+def test_hub_id_is_read_through_the_hubs_cache(monkeypatch):
+    def cached_file(source, name, **kwargs):
+        assert source == "someone/some-t5"
+        path = GOLDEN / "v1_0" / name
+        return str(path) if path.is_file() else None
+
+    monkeypatch.setattr("transformers.utils.hub.cached_file", cached_file)
+    assert_same_model(convert.load("someone/some-t5"), convert.load(GOLDEN / "v1_0"))
+
+
+# ---- dtypes
+
+
+def test_default_dtype_on_a_cpu_is_float32_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config, params = convert.load(GOLDEN / "v1_1")
+    assert config.dtype == "float32"
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def test_float16_on_a_cpu_gives_one_warning():
+    with pytest.warns(UserWarning, match="float16") as found:
+        config, params = convert.load(GOLDEN / "v1_1", dtype="float16")
+    assert len(found) == 1 and found[0].filename == __file__
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(config.dtype)}
+
+
+def test_unknown_dtype_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'int8'.*bfloat16"):
+        convert.load(GOLDEN / "v1_1", dtype="int8")
+    with pytest.raises(ValueError, match=r"'int8'.*bfloat16"):
+        convert.save(tmp_path, TINY, random_params(TINY), dtype="int8")
+
+
+def test_bfloat16_file_loads_without_torch_and_without_transformers(tmp_path):
+    config, params = convert.load(GOLDEN / "v1_1", dtype="bfloat16")
+    convert.save(tmp_path, config, params, dtype="bfloat16")
+    assert_same_model(convert.load(tmp_path, dtype="bfloat16"), (config, params))
+    script = (
+        "import sys; from specjax.models import convert; "
+        f"config, params = convert.load({str(tmp_path)!r}, 'bfloat16'); "
+        "assert params['embedding'].dtype == 'bfloat16'; "
+        "assert not {'torch', 'transformers', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=HERE.parents[1])
+
+
+# ---- save
+
+
+@pytest.mark.parametrize("head", TIED_HEADS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_load_returns_what_was_saved(tmp_path, head, gated):
+    config = dataclasses.replace(
+        TINY, gated=gated, **TIED_HEADS[head], pad_id=3, eos_id=2, start_id=3, dropout_rate=0.25
+    )
+    params = random_params(config)
+    convert.save(tmp_path / "deep" / "directory", config, params)
+    assert_same_model(convert.load(tmp_path / "deep" / "directory", dtype="float32"), (config, params))
+
+
+@pytest.mark.parametrize("head", ["tied, scaled", "tied, unscaled", "untied, unscaled"])
+def test_the_rules_of_transformers_4_read_what_was_saved_to_the_same_head(tmp_path, head):
+    """There one flag says both: the head is the embedding, and its input is scaled."""
+    config = dataclasses.replace(TINY, **TIED_HEADS[head])
+    params = random_params(config)
+    convert.save(tmp_path, config, params)
+    written = json.loads((tmp_path / "config.json").read_text())
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    flag = written["tie_word_embeddings"]
+    table = tensors["shared.weight" if flag else "lm_head.weight"] * (config.d_model**-0.5 if flag else 1.0)
+    features = jnp.eye(config.d_model)[None]
+    logits = t5.T5(config).apply({"params": params}, features, method="logits")
+    np.testing.assert_allclose(logits[0], table.T, rtol=1e-6)
+
+
+def test_params_that_do_not_fit_are_named_and_nothing_is_written(tmp_path):
+    params = random_params(TINY)
+    del params["encoder_norm"]
+    params |= {"head": jnp.ones((2, 2)), "embedding": jnp.ones((2, 2))}
+    with pytest.raises(ValueError, match=r"missing: encoder_norm/scale; left over: head; of .*: embedding"):
+        convert.save(tmp_path / "out", TINY, params)
+    assert not (tmp_path / "out").exists()
+
+
+def test_failed_save_leaves_the_old_checkpoint_whole(tmp_path, monkeypatch):
+    old = random_params(TINY, seed=1)
+    convert.save(tmp_path, TINY, old)
+
+    def fail(tensors, path, **kwargs):
+        pathlib.Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.numpy, "save_file", fail)
+        with pytest.raises(OSError, match="disk full"):
+            convert.save(tmp_path, TINY, random_params(TINY, seed=2))
+    assert_same_model(convert.load(tmp_path), (TINY, old))
+    convert.save(tmp_path, TINY, random_params(TINY, seed=3))
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_tokenizer_is_saved_beside_the_model(tmp_path):
+    class Tokenizer:
+        def save_pretrained(self, directory):
+            pathlib.Path(directory, "spiece.model").touch()
+
+    convert.save(tmp_path, TINY, random_params(TINY), tokenizer=Tokenizer())
+    assert (tmp_path / "spiece.model").exists()
+
+
+# ---- torch, live
+
+
+@pytest.fixture(scope="module")
+def torch_side():
+    """The module that writes the golden files; skips where torch is not installed."""
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    try:
+        import make_golden
+    finally:
+        sys.path.remove(str(HERE))
+    return make_golden
+
+
+def _logits(config, params, given):
+    arguments = (jnp.asarray(given[name]) for name in ("source_ids", "source_mask", "decoder_input"))
+    return jax.jit(t5.T5(config).apply)({"params": params}, *arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_a_fresh_torch_model(torch_side, tmp_path, name):
+    model = torch_side.build(name, seed=17)
+    model.save_pretrained(tmp_path)
+    given = torch_side.inputs(model.config.vocab_size, seed=18)
+    config, params = convert.load(tmp_path, dtype="float32")
+    assert config.tied_head is config.scale_logits is (name == "v1_0")
+    expected = torch_side.run(model, given)["logits"]
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", TIED_HEADS)
+def test_torch_reads_what_was_saved_to_the_same_logits_with_no_key_missing(torch_side, tmp_path, head):
+    transformers = pytest.importorskip("transformers")
+    config = dataclasses.replace(TINY, gated=head != "tied, scaled", **TIED_HEADS[head])
+    params = random_params(config)
+    convert.save(tmp_path, config, params)
+    model, info = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    given = torch_side.inputs(config.vocab_size, seed=19)
+    expected = torch_side.run(model.eval(), given)["logits"]
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
+    assert model.generation_config.decoder_start_token_id == config.start_id
+
+    model.save_pretrained(tmp_path / "again")  # as version 5 writes it
+    assert_same_model(convert.load(tmp_path / "again"), (config, params))
+
+
+def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    hf_config = transformers.MT5Config(
+        vocab_size=48, d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=1, decoder_start_token_id=0
+    )
+    model = transformers.MT5ForConditionalGeneration(hf_config).eval()
+    model.save_pretrained(tmp_path)
+    given = torch_side.inputs(48, seed=20)
+    config, params = convert.load(tmp_path, dtype="float32")
+    args = {key: torch_side.torch.tensor(given[name]) for key, name in (
+        ("input_ids", "source_ids"), ("attention_mask", "source_mask"), ("decoder_input_ids", "decoder_input")
+    )}  # fmt: skip
+    expected = model(**args).logits.detach().numpy()
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_script_converts_pytorch_model_bin(torch_side, tmp_path):
+    torch = pytest.importorskip("torch")
+    source, output = tmp_path / "source", tmp_path / "output"
+    shutil.copytree(GOLDEN / "v1_1", source)
+    tensors = {
+        name: torch.tensor(value)
+        for name, value in safetensors.numpy.load_file(source / "model.safetensors").items()
+    }
+    torch.save(tensors, source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
+    subprocess.run([sys.executable, script, f"--input={source}", f"--output={output}"], check=True)
+    assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
