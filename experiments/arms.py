@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments import measure
+from experiments import measure, progress
 from specjax import analysis, api, decode
 from specjax.drafters import BoundDrafter
 from specjax.types import Generation
@@ -56,16 +55,9 @@ def decode_one(request: decode.Prepared) -> Generation:
 def decode_all(batches: Sequence[decode.Prepared], num_rows: int, label: str, console: Console) -> Generation:
     """Decodes every batch, with a progress bar; the first `num_rows` rows in one `Generation`."""
     done = []
-    with progress_bar(console) as progress:
-        for request in progress.track(batches, description=label):
-            done.append(jax.device_get(decode_one(request)))
+    for request in progress.track(batches, len(batches), label, console):
+        done.append(jax.device_get(decode_one(request)))
     return jax.tree.map(lambda *rows: np.concatenate(rows)[:num_rows], *done)
-
-
-def progress_bar(console: Console) -> Progress:
-    """Label, bar, count and time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +89,7 @@ def time_arms(
         stats = jax.device_get(run())
         tokens[name] = sum(int(s.num_emitted.sum()) for s in stats)
         rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
-    with progress_bar(console) as progress:
-        label = "timing both in turns"
-        turns = list(progress.track(measure.alternate(runs, repeats), total=repeats, description=label))
+    turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
     per_token = {name: [1e3 * turn[name] / tokens[name] for turn in turns] for name in runs}
     ratios = [a / b for a, b in zip(per_token["plain"], per_token["speculative"], strict=True)]
     program, params, inputs = speculative[0]

@@ -17,7 +17,7 @@ from absl import app, flags, logging
 from rich.console import Console
 
 import specjax
-from experiments import arms, measure, results
+from experiments import arms, measure, progress, results
 from specjax import data, decode
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory.")
@@ -85,12 +85,9 @@ def main(argv: list[str]) -> None:
             tokens[name] = run()
     reference = tokens["specjax, target alone"]
     count = sum(map(len, reference))
-    with arms.progress_bar(console) as progress:
-        turns = list(
-            progress.track(
-                measure.alternate(runs, _REPEATS.value), total=_REPEATS.value, description="in turns"
-            )
-        )
+    turns = list(
+        progress.track(measure.alternate(runs, _REPEATS.value), _REPEATS.value, "timing in turns", console)
+    )
     rows = []
     for name in runs:
         same = sum(a == b for a, b in zip(tokens[name], reference, strict=True))

@@ -70,7 +70,7 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
     names = list(dict.fromkeys(name for row in rows for name in row))
     table.add_column(names[0])
     for row in rows:
-        table.add_column(_cell(row.get(names[0], "")), justify="right")
+        table.add_column(_cell(row.get(names[0], "")), justify="right", overflow="fold")
     for name in names[1:]:
         table.add_row(name, *(_cell(row.get(name, "not run")) for row in rows))
     console.print(table)
