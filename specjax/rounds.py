@@ -150,7 +150,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     logits, features, cache = program.target.decode(params.target, state.cache, chain)
     if draws is None:
         target_probs = None
-        verdict = acceptance.greedy(draft, logits.argmax(-1).astype(jnp.int32))
+        verdict = acceptance.greedy(draft, sampling.argmax(logits))
     else:
         target_probs = sampling.process(logits, context.temperature)
         verdict = program.rule(draws, draft, target_probs)

@@ -34,6 +34,18 @@ def is_greedy(temperature: jax.Array) -> jax.Array:
     return temperature < GREEDY_BELOW
 
 
+def argmax(logits: jax.Array) -> jax.Array:
+    """Ids `[...] int32` of the largest of `logits` `[..., V]`, the lowest id winning a tie.
+
+    As a maximum and a minimum, both of which a CPU vectorises; its argmax is a scalar loop. A row
+    with a NaN gives the last id.
+    """
+    num_ids = logits.shape[-1]
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    first = jnp.where(logits == logits.max(-1, keepdims=True), ids, num_ids).min(-1)
+    return jnp.minimum(first, num_ids - 1)
+
+
 def process(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     """The distribution that a row samples from.
 
@@ -50,7 +62,7 @@ def process(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     greedy = is_greedy(row)
     shifted = logits - logits.max(-1, keepdims=True)
     soft = jax.nn.softmax(shifted / jnp.where(greedy, 1.0, row).astype(logits.dtype), axis=-1)
-    hot = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1], dtype=soft.dtype)
+    hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=soft.dtype)
     # A NaN as q would make the rule inexact; a target's is reported by whoever reads its logits.
     return jnp.where(greedy | jnp.isnan(soft[..., :1]), hot, soft)
 

@@ -54,7 +54,7 @@ class ModelDrafter:
         def put(draft: Draft, logits: jax.Array, position: jax.typing.ArrayLike) -> Draft:
             """Draws the draft at `position` from `logits` `[B, 1, V]`."""
             if draws is None or draft.probs is None:
-                return draft.replace(tokens=_set(draft.tokens, logits[:, 0].argmax(-1), position))
+                return draft.replace(tokens=_set(draft.tokens, sampling.argmax(logits[:, 0]), position))
             probs = sampling.process(logits[:, 0], context.temperature)
             token = draws.choose(Stream.DRAFT.at(position), probs)
             return draft.replace(
