@@ -36,7 +36,7 @@ def specjax_arm(batches: list[decode.Prepared]) -> Arm:
     """All sentences through one of our programs; ids of each."""
 
     def run() -> list[list[int]]:
-        done = [jax.device_get(arms.decode_one(request)) for request in batches]
+        done = [jax.device_get(decode.jitted_generate(*request)) for request in batches]
         return [g.tokens[0, : g.length[0]].tolist() for g in done]
 
     return run
@@ -51,13 +51,16 @@ def torch_arm(directory: str, sources: list[np.ndarray], max_new_tokens: int) ->
     model = transformers.T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
     inputs = [torch.tensor(ids)[None] for ids in sources]
 
+    def generate(ids):
+        # Its own cache has one slot per *encoder* layer (transformers 5.24): too few for this target.
+        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+        return model.generate(
+            ids, max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, cache=cache
+        )
+
     def run() -> list[list[int]]:
         with torch.inference_mode():
-            out = [
-                model.generate(x, max_new_tokens=max_new_tokens, do_sample=False, use_cache=True)
-                for x in inputs
-            ]
-        return [ids[0, 1:].tolist() for ids in out]
+            return [generate(ids)[0, 1:].tolist() for ids in inputs]
 
     return run
 

@@ -57,7 +57,7 @@ def finish(program: Program, state: LoopState) -> Generation:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _generate(program: Program, params: AllParams, inputs: dict[str, jax.Array]) -> Generation:
+def jitted_generate(program: Program, params: AllParams, inputs: dict[str, jax.Array]) -> Generation:
     return finish(program, run(program, params, prefill(program, params, **inputs)))
 
 
@@ -70,7 +70,7 @@ jitted_step = jax.jit(step, static_argnames=("program", "sampled"))
 def _generate_by_rounds(
     program: Program, params: AllParams, inputs: dict[str, jax.Array], on_round: OnRound
 ) -> Generation:
-    """`_generate` driven from the host, one jitted round at a time, to show what each round emits."""
+    """`jitted_generate` driven from the host, one jitted round at a time, to show what each round emits."""
     sampled = bool((~sampling.is_greedy(inputs["temperature"])).any())
     state = jitted_prefill(program, params, **inputs)
     while bool(state.running.any()):
@@ -212,7 +212,7 @@ def generate(
     )  # fmt: skip
     if on_round is not None:
         return _generate_by_rounds(*prepared, on_round)
-    return _generate(*prepared)
+    return jitted_generate(*prepared)
 
 
 def _check_sources(source_ids: jax.Array, source_mask: jax.Array) -> int:

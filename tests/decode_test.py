@@ -274,7 +274,7 @@ def test_works_under_the_users_own_jit():
 
 def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
     """B63: and an equal drafter built anew compiles nothing."""
-    before = decode._generate._cache_size()
+    before = decode.jitted_generate._cache_size()
     rng = np.random.default_rng(0)
     for call in range(5):
         decode.generate(
@@ -282,7 +282,7 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
             drafter=ModelDrafter(exact_law.ToyNetwork(V), 2), drafter_params=jnp.asarray(DRAFT_TABLE),
             temperature=call / 4, max_new_tokens=[4 + call, 16, 9], seed=call,
         )  # fmt: skip
-    assert decode._generate._cache_size() == before + 1
+    assert decode.jitted_generate._cache_size() == before + 1
 
 
 def test_params_stay_usable():
