@@ -419,7 +419,7 @@ def test_cross_keys_and_values_depend_on_the_encoder_only(shallow, num_source):
 
     encoded, start, end = shallow.apply(method=run)
     kernel = shallow.params["decoder_layers_0"]["cross"]["k"]
-    expected = jnp.einsum("bsm,mhd->bhsd", encoded, kernel, precision="highest")
+    expected = jnp.einsum("bsm,mhd->bhds", encoded, kernel, precision="highest")
     np.testing.assert_allclose(start.cross_keys[0], expected, **TOLERANCE)
     np.testing.assert_array_equal(start.cross_keys[0], end.cross_keys[0])
     np.testing.assert_array_equal(start.cross_values[0], end.cross_values[0])
