@@ -76,8 +76,8 @@ def make_step(
     """The jitted training step `(state, batch) -> (state, mean loss in nats)`.
 
     The dropout noise of a step is a function of `seed` and the step count, so a resumed run
-    repeats an uninterrupted one. It comes from the `rbg` generator: threefry would take a
-    third of the step on a CPU. Recompiles per batch shape.
+    repeats an uninterrupted one. It comes from the `rbg` generator, the cheaper one. Recompiles
+    per batch shape.
     """
     transform = optimization.build()
     root = jax.random.key(seed, impl="unsafe_rbg")
