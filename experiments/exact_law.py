@@ -10,6 +10,7 @@ Axes: B rows, K drafts, V vocabulary, T cache slots, S source length.
 import collections
 import dataclasses
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax import rounds, sampling
-from specjax.sampling import Stream
+from specjax import acceptance, rounds, sampling
+from specjax import tree as tree_lib
+from specjax.draws import Stream
+from specjax.sampling import Sampling
+from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
 
 NUM_CONTEXTS = 1009  # a prime: rows of a table
 MAX_STATES, MAX_ROWS = 64, 8192  # of one call; calls of one shape compile their primitives once
@@ -49,23 +53,27 @@ class ToyNetwork:
         self, params: jax.Array, encoded: jax.Array, source_mask: jax.Array, num_slots: int
     ) -> cache_lib.Cache:
         """One layer, one head, one number a slot."""
-        empty = jnp.full((encoded.shape[0], 1, num_slots, 1), GARBAGE, params.dtype)
+        keys = jnp.full((encoded.shape[0], 1, 1, num_slots), GARBAGE, params.dtype)
         cross, length = encoded[:, None], jnp.zeros(encoded.shape[:1], jnp.int32)
-        return cache_lib.Cache((empty,), (empty,), length, (cross,), (cross,), source_mask)
+        return cache_lib.Cache((keys,), (keys.swapaxes(2, 3),), length, (cross,), (cross,), source_mask)
 
     def decode(
-        self, params: jax.Array, cache: cache_lib.Cache, tokens: jax.Array
+        self, params: jax.Array, cache: cache_lib.Cache, tokens: jax.Array, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, cache_lib.Cache]:
-        """Writes the tokens, then looks up what the slots up to each position spell."""
-        keys = cache_lib.write(cache.keys[0], tokens[:, :, None, None], cache.length)
-        positions = cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
-        weights = jnp.asarray(token_weights(cache.num_slots, 7))[None, :]
-        spelled = (keys[:, 0, :, 0].astype(jnp.int32) + 1) * weights
-        visible = jnp.arange(cache.num_slots)[None, None, :] <= positions[:, :, None]
+        """Writes the tokens, then looks up what the slots that each token sees spell."""
+        if layout is None:
+            layout = tree_lib.chain_layout(cache.length, tokens.shape[1], cache.num_slots)
+        keys = cache_lib.write(cache.keys[0], tokens[:, :, None, None], cache.length, slots_last=True)
+        weights = jnp.asarray(token_weights(cache.num_slots, 7))[layout.key_positions]
+        # A token counts as the place of the query says too, which a wrong position would change.
+        weights = weights[:, None, :] + layout.positions[:, :, None]
+        spelled = (keys[:, 0, 0].astype(jnp.int32) + 1)[:, None, :] * weights
         source = cache.cross_keys[0].sum((1, 2, 3)).astype(jnp.int32)
-        key = jnp.where(visible, spelled[:, None, :], 0).sum(-1) + source[:, None]
+        key = jnp.where(layout.visible, spelled, 0).sum(-1) + source[:, None]
         features = (key % NUM_CONTEXTS).astype(params.dtype)[..., None]
-        cache = cache.replace(keys=(keys,), values=(keys,), length=cache.length + tokens.shape[1])
+        cache = cache.replace(
+            keys=(keys,), values=(keys.swapaxes(2, 3),), length=cache.length + tokens.shape[1]
+        )
         return self.head(params, features), features, cache
 
     def head(self, params: jax.Array, features: jax.Array) -> jax.Array:
@@ -76,6 +84,35 @@ class ToyNetwork:
 def random_table(seed: int, vocab_size: int, spread: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
     """Logits `[NUM_CONTEXTS, V]` of a toy network."""
     return (spread * np.random.default_rng(seed).normal(size=(NUM_CONTEXTS, vocab_size))).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgmaxDrafter:
+    """Proposes what another drafter proposes greedily, whatever the temperature: its q is one-hot."""
+
+    inner: Drafter
+
+    @property
+    def network(self) -> Any:
+        return self.inner.network  # type: ignore[attr-defined]
+
+    @property
+    def num_draft(self) -> int:
+        return self.inner.num_draft
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
+    def init(self, params: Any, context: Context, prefix_width: int) -> Any:
+        return self.inner.init(params, context, prefix_width)
+
+    def propose(self, params: Any, state: Any, context: Context, draws: Draws | None) -> tuple[Draft, Any]:
+        del draws
+        return self.inner.propose(params, state, context, None)
+
+    def commit(self, params: Any, state: Any, round: Round) -> Any:
+        return self.inner.commit(params, state, round)
 
 
 class ScriptedDraws:
@@ -114,16 +151,16 @@ class ScriptedDraws:
         self.probability = np.where(possible, self.probability * chance, 0.0)
 
 
-def round_script(vocab_size: int, num_draft: int, num_states: int) -> dict[int, np.ndarray]:
-    """Each stream's outcomes `[num_states * V^K * 2^K * V]`: all combinations, for each state."""
+def round_script(vocab_size: int, num_draft: int, draws_drafts: bool = True) -> dict[int, np.ndarray]:
+    """Each stream's outcomes `[V^N * 2^N * V]`: all combinations; without `draws_drafts` `[2^N * V]`."""
     each = {
-        Stream.DRAFT: (vocab_size, num_draft),
+        Stream.DRAFT: (vocab_size, num_draft if draws_drafts else 0),
         Stream.ACCEPT: (2, num_draft),
         Stream.NEXT: (vocab_size, 1),
     }
     sizes = {int(stream.at(i)): size for stream, (size, num) in each.items() for i in range(num)}
     combinations = np.array(list(itertools.product(*map(range, sizes.values())))).T
-    return {stream: np.tile(row, num_states) for stream, row in zip(sizes, combinations, strict=True)}
+    return dict(zip(sizes, combinations, strict=True))
 
 
 class Law(NamedTuple):
@@ -137,7 +174,8 @@ class Law(NamedTuple):
 
 def exact_law(
     program: rounds.Program, params: rounds.AllParams, source: np.ndarray, num_tokens: int,
-    temperature: float, prefix: np.ndarray | None = None, limit: int | None = None,
+    options: Sampling, prefix: np.ndarray | None = None, limit: int | None = None,
+    num_ids: int | None = None,
 ) -> Law:  # fmt: skip
     """The law of the first `num_tokens` tokens that `rounds.one_round`, repeated, emits.
 
@@ -145,18 +183,23 @@ def exact_law(
       program, params: of toys and their tables; `prefix_width` is that of `prefix`.
       source: `[S]` ids.
       num_tokens: rounds run until every outcome is that long or has ended.
-      temperature: below 1e-5 the sampled program still runs, on one-hot distributions.
+      options: one number each; at temperature 0 the sampled program still runs, on one-hot
+        distributions.
       prefix: `[P]` decoder input so far; None: the start token 0.
       limit: the row's `max_new_tokens`; None: the length bucket, never reached here.
+      num_ids: ids that exist; None: all.
     """
-    vocab_size, num_draft = program.target.vocab_size, program.num_draft
-    per_state = vocab_size ** (num_draft + 1) * 2**num_draft
+    draws_drafts = not isinstance(program.drafter, ArgmaxDrafter)
+    script = round_script(num_ids or program.target.vocab_size, program.num_draft, draws_drafts)
+    per_state = len(script[int(Stream.NEXT.at(0))])
     num_states = max(1, min(MAX_STATES, MAX_ROWS // per_state))
+    script = {stream: np.tile(outcomes, num_states) for stream, outcomes in script.items()}
     probability: dict[tuple[int, ...], float] = collections.defaultdict(float)
     num_tested = num_accepted = num_rows = 0
     params = jax.tree.map(jnp.asarray, params)
     with jax.disable_jit():
-        states, weights = first_state(program, params, source, temperature, prefix, limit), np.ones(1)
+        states = first_state(program, params, source, options, prefix, limit, num_ids)
+        weights = np.ones(1)
         while len(weights):
             after_all, weight_all = [], []
             for first in range(0, len(weights), num_states):
@@ -164,12 +207,13 @@ def exact_law(
                 index = np.minimum(raw, len(weights) - 1)
                 weight = np.where(raw == index, weights[index], 0.0)
                 before = jax.tree.map(lambda x, i=index: np.repeat(x[i], per_state, axis=0), states)
-                draws = ScriptedDraws(round_script(vocab_size, num_draft, num_states))
+                draws = ScriptedDraws(script)
                 after = rounds.one_round(program, params, jax.tree.map(jnp.asarray, before), draws)
-                if draws.unused:
+                if draws.unused and acceptance.is_lossless(program.rule):
                     raise ValueError(f"streams {set(draws.unused)} were never drawn from")
                 after = jax.tree.map(np.asarray, after)
                 weight = np.repeat(weight, per_state) * draws.probability
+                weight /= math.prod(int(outcomes.max()) + 1 for outcomes in draws.unused.values())
                 num_tested += weight @ (after.stats.tested - before.stats.tested).sum(1)
                 num_accepted += weight @ (after.stats.accepted - before.stats.accepted).sum(1)
                 num_rows += len(weight)
@@ -181,8 +225,8 @@ def exact_law(
 
 
 def first_state(
-    program: rounds.Program, params: rounds.AllParams, source: np.ndarray, temperature: float,
-    prefix: np.ndarray | None, limit: int | None,
+    program: rounds.Program, params: rounds.AllParams, source: np.ndarray, options: Sampling,
+    prefix: np.ndarray | None, limit: int | None, num_ids: int | None = None,
 ) -> rounds.LoopState:  # fmt: skip
     """The state after the prefill, one row."""
     prefix = [0] if prefix is None else prefix
@@ -191,7 +235,7 @@ def first_state(
     state = rounds.prefill(
         program, params, source_ids, jnp.ones(source_ids.shape, bool),
         prefix=jnp.asarray(prefix, jnp.int32)[None], prefix_length=jnp.asarray([len(prefix)], jnp.int32),
-        temperature=jnp.asarray([temperature], jnp.float32), limit=jnp.asarray([limit], jnp.int32),
+        options=options.lay_out(1, program.eos_ids, num_ids), limit=jnp.asarray([limit], jnp.int32),
         seeds=jnp.zeros(1, jnp.uint32),
     )  # fmt: skip
     return jax.tree.map(np.asarray, state)
@@ -222,26 +266,51 @@ def _collect(
     return jax.tree.map(lambda x: x[first], states), merged
 
 
+# ---- the same law in numpy, from the target's table alone
+
+
 def context_key(source: np.ndarray, tokens: list[int]) -> int:
-    """The table row of a source and all decoder tokens so far, in numpy."""
-    parts = [(np.array(ids) + 1) @ token_weights(len(ids), base) for ids, base in ((source, 5), (tokens, 7))]
-    return int(sum(parts)) % NUM_CONTEXTS
+    """The table row of a source and all decoder tokens so far."""
+    weights = token_weights(len(tokens), 7) + len(tokens) - 1
+    parts = (np.array(source) + 1) @ token_weights(len(source), 5) + (np.array(tokens) + 1) @ weights
+    return int(parts) % NUM_CONTEXTS
 
 
-def conditional(table: np.ndarray, source: np.ndarray, tokens: list[int], temperature: float) -> np.ndarray:
-    """The distribution `[V] float64` of the token after `tokens`, in numpy."""
-    logits = table[context_key(source, tokens)].astype(np.float64)
-    if temperature < sampling.GREEDY_BELOW:
+def conditional(
+    table: np.ndarray, source: np.ndarray, tokens: list[int], options: Sampling, num_prefix: int = 1,
+    eos_ids: tuple[int, ...] = (), num_ids: int | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The distribution `[num_ids] float64` of the token after `tokens`, `num_prefix` of them given.
+
+    Written apart from `sampling.process`, by sorting.
+    """
+    logits = table[context_key(source, tokens)].astype(np.float64)[:num_ids]
+    if options.repetition_penalty is not None:
+        seen = np.unique(tokens)
+        penalty = float(np.float32(options.repetition_penalty))
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    if options.min_new_tokens is not None and len(tokens) - num_prefix < options.min_new_tokens:
+        logits[list(eos_ids)] = -np.inf
+    if options.temperature < sampling.GREEDY_BELOW:
         return np.eye(len(logits))[logits.argmax()]
-    weights = np.exp((logits - logits.max()) / np.float64(np.float32(temperature)))
-    return weights / weights.sum()
+    weights = np.exp((logits - logits.max()) / np.float64(np.float32(options.temperature)))
+    probs = weights / weights.sum()
+    order = np.argsort(-probs, kind="stable")
+    if options.top_k is not None:
+        probs[order[options.top_k :]] = 0
+    if options.top_p is not None and options.top_p < 1:
+        mass_before = np.cumsum(probs[order]) - probs[order]
+        probs[order[mass_before >= np.float32(options.top_p) * probs.sum()]] = 0
+    if options.min_p is not None:
+        probs[probs < np.float32(options.min_p) * probs.max()] = 0
+    return probs / probs.sum()
 
 
 def target_law(
-    table: np.ndarray, source: np.ndarray, num_tokens: int, temperature: float,
-    prefix: np.ndarray | None = None, eos_ids: tuple[int, ...] = (),
+    table: np.ndarray, source: np.ndarray, num_tokens: int, options: Sampling,
+    prefix: np.ndarray | None = None, eos_ids: tuple[int, ...] = (), num_ids: int | None = None,
 ) -> dict[tuple[int, ...], float]:  # fmt: skip
-    """The same law from the target's table alone, in numpy: the product of its conditionals."""
+    """The law of the first tokens of the target alone: the product of its conditionals."""
     start = [0] if prefix is None else [int(token) for token in prefix]
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(num_tokens):
@@ -250,7 +319,7 @@ def target_law(
             if tokens and tokens[-1] in eos_ids:
                 longer[tokens] = weight
                 continue
-            chances = conditional(table, source, [*start, *tokens], temperature)
+            chances = conditional(table, source, [*start, *tokens], options, len(start), eos_ids, num_ids)
             longer |= {(*tokens, int(i)): weight * float(chances[i]) for i in np.flatnonzero(chances)}
         law = longer
     return law
@@ -259,3 +328,10 @@ def target_law(
 def law_error(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
     """The largest difference of a probability between two laws."""
     return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+
+
+def divergence(law: dict[tuple[int, ...], float], other: dict[tuple[int, ...], float]) -> float:
+    """KL(law || other) in nats; infinite where `other` lacks what `law` has."""
+    if any(law[key] > 0 and other.get(key, 0.0) == 0 for key in law):
+        return float("inf")
+    return sum(p * float(np.log(p / other[key])) for key, p in law.items() if p > 0)

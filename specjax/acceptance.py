@@ -1,14 +1,40 @@
-"""Rules that judge a draft: keep a prefix of it and choose the token after.
+"""Rules that judge a draft: keep a path of it and choose the token after.
 
-Axes: B rows, K drafts, V vocabulary. p is the target's distribution, q the draft's.
+Axes: B rows, K drafts of a chain, N nodes of a tree, V vocabulary. p is the target's distribution,
+q the draft's.
+
+Every rule takes (draws, draft, target_probs): streams ACCEPT and NEXT of `draws`; a `Draft`; and
+`target_probs` `[B, N + 1, V]`, p after each token of the call. Every verdict keeps at most
+`draft.num_drafted` tokens.
+
+| rule | judges | law of the output |
+| --- | --- | --- |
+| `speculative` | chains, and trees through `multi_round` | the target's |
+| `block` | chains | the target's |
+| `multi_round` | trees and chains | the target's |
+| `greedy` | chains and trees, at temperature 0 | the target's argmax |
+| `Lenient`, `Typical` | chains; chains and trees | another one |
 """
+
+import dataclasses
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax import sampling
-from specjax.sampling import Stream
-from specjax.types import Draft, Draws, Verdict
+from specjax import tree as tree_lib
+from specjax.draws import Stream
+from specjax.types import AcceptanceRule, Draft, Draws, Verdict
+
+
+def is_lossless(rule: AcceptanceRule) -> bool:
+    """Whether the output keeps the target's law under `rule`."""
+    return not isinstance(rule, Lenient | Typical)
+
+
+# ---- chains
 
 
 def speculative(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
@@ -16,38 +42,229 @@ def speculative(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
 
     Draft i is accepted with probability min(1, p_i(x) / q_i(x)) while all before it were. The
     token after the accepted ones comes from the residual max(p - q, 0), or from p when nothing
-    was rejected.
-
-    Args:
-      draws: streams ACCEPT and NEXT are used.
-      draft: K tokens and the `probs` that they were drawn from (None: one-hot).
-      target_probs: `[B, K + 1, V]`.
-
-    Returns:
-      The verdict; `num_accepted` never exceeds `draft.num_drafted`.
+    was rejected. A tree is judged by `multi_round`, which is the same rule for several candidates.
     """
+    if draft.tree is not None:
+        return multi_round(draws, draft, target_probs)
+    return _token_wise(draws, draft, target_probs, lenience=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lenient:
+    """Lossy, not distribution-preserving: accepts with probability min(1, p / (lenience * q)).
+
+    Leviathan et al. 2023, appendix A.5. The residual stays as it is, so no token becomes more than
+    1 / lenience times as likely as under p. Chains only. Note: greedy rows have one-hot p and q,
+    for which lenience changes nothing.
+
+    Attributes:
+      lenience: in (0, 1]; 1 is the lossless rule.
+
+    Raises:
+      ValueError: lenience is out of its range.
+    """
+
+    lenience: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise ValueError(f"lenience={self.lenience}: must be above 0 and at most 1 (1 is lossless)")
+
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+        """See the class."""
+        _refuse_tree("Lenient", draft)
+        return _token_wise(draws, draft, target_probs, self.lenience)
+
+
+def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: float) -> Verdict:
+    """Draft by draft: coins of probability p / (lenience * q), the leading run of which is kept."""
     num_draft = draft.tokens.shape[1]
-    p = _at_tokens(target_probs[:, :num_draft], draft.tokens)
-    q = jnp.ones_like(p) if draft.probs is None else _at_tokens(draft.probs, draft.tokens)
-    probability = p / jnp.where(q > 0, q, 1.0)  # above 1: a coin that always falls right
+    p, q = _at_drafts(draft, target_probs)
+    probability = p / jnp.where(q > 0, lenience * q, 1.0)  # above 1: a coin that always falls right
     accepted = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), probability)
     num_accepted = leading_run(accepted, draft.num_drafted)
     next_token = draws.choose(Stream.NEXT.at(0), _next_weights(draft, target_probs, num_accepted))
     return Verdict(num_accepted, next_token)
 
 
+def block(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+    """Block verification: the law p, and at least as many accepted drafts (Sun et al. 2024, algorithm 2).
+
+    A prefix of i drafts is kept for its joint ratio b_i = min(1, b_{i-1} p_i / q_i), not draft by
+    draft: a coin of probability h_i falls for every i, and the last that falls right decides, whatever
+    those before it did. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is Z_i / (Z_i +
+    1 - b_i), and b_i at the last draft; the next token comes from w_i. Chains only.
+    """
+    _refuse_tree("block", draft)
+    num_draft = draft.tokens.shape[1]
+    p, q = _at_drafts(draft, target_probs)
+    ratio = p / jnp.where(q > 0, q, 1.0)
+    joint = [jnp.ones_like(target_probs[:, 0, 0])]
+    for i in range(num_draft):
+        joint.append(jnp.minimum(1.0, joint[-1] * ratio[:, i]))
+    b = jnp.stack(joint, axis=1)  # [B, K + 1]
+    chance = _block_chances(draft, target_probs, b)
+    kept = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), chance)
+    positions = jnp.arange(1, num_draft + 1)[None, :]
+    kept = kept & (positions <= draft.num_drafted[:, None])
+    num_accepted = jnp.where(kept, positions, 0).max(axis=1, initial=0).astype(jnp.int32)
+    weights = _next_weights(draft, target_probs, num_accepted, _at_position(b, num_accepted))
+    return Verdict(num_accepted, draws.choose(Stream.NEXT.at(0), weights))
+
+
+def _block_chances(draft: Draft, target_probs: jax.Array, b: jax.Array) -> jax.Array:
+    """h_1..h_K `[B, K]`: the chance of keeping the first i drafts, for joint ratios b_0..b_K."""
+    q = _draft_probs(draft, target_probs)
+    mass = jnp.maximum(b[:, 1:-1, None] * target_probs[:, 1:-1] - q[:, 1:], 0.0).sum(-1)  # Z_1..Z_{K-1}
+    slack = mass + 1 - b[:, 1:-1]
+    inner = jnp.where(slack > 0, mass / jnp.where(slack > 0, slack, 1.0), 1.0)
+    inner = jnp.concatenate([inner, b[:, -1:]], axis=1)[:, : b.shape[1] - 1]
+    is_last = jnp.arange(1, b.shape[1])[None, :] == draft.num_drafted[:, None]
+    return jnp.where(is_last, b[:, 1:], inner)
+
+
+# ---- trees
+
+
+class _Walk(NamedTuple):
+    """Where a row stands in a tree: at `position`, with the p and q `[B, V]` that are left there."""
+
+    position: jax.Array
+    num_accepted: jax.Array
+    path: jax.Array
+    p: jax.Array
+    q: jax.Array | None
+
+    def step(self, accepted: jax.Array, node: jax.typing.ArrayLike) -> dict[str, jax.Array]:
+        """Position, count and path after `node` was `accepted` `[B] bool`."""
+        position = jnp.asarray(node, jnp.int32) + 1
+        here = accepted[:, None] & (jnp.arange(self.path.shape[1])[None, :] == self.num_accepted[:, None])
+        return dict(
+            position=jnp.where(accepted, position, self.position),
+            num_accepted=self.num_accepted + accepted,
+            path=jnp.where(here, position, self.path),
+        )
+
+
+def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+    """Recursive rejection over the children of a node: the law p, for trees and chains.
+
+    With replacement: SpecInfer (Miao et al. 2024, algorithm 2). Without: Jeon et al. 2024 and
+    Sequoia (Chen et al. 2024). At a node, P = p and Q = q; each child x in the order drawn is accepted
+    with probability P(x) / Q(x), else P becomes max(P - Q, 0), normalised, and, where siblings were
+    drawn without replacement, Q loses x. When no child is accepted the next token comes from P.
+    Deterministic children have a one-hot Q each.
+    """
+    tree = tree_lib.of(draft)
+    num_rows, num_nodes = draft.tokens.shape
+    rows = jnp.arange(num_rows)
+
+    def judge(node: jax.Array, walk: _Walk) -> _Walk:
+        """Offers one node to the rows that stand at its parent."""
+        token = draft.tokens[:, node]
+        offered = (tree.parents[:, node] == walk.position) & tree.valid[:, node]
+        hot = jax.nn.one_hot(token, walk.p.shape[1], dtype=walk.p.dtype)
+        q = hot if walk.q is None else walk.q
+        at_token = q[rows, token]
+        chance = walk.p[rows, token] / jnp.where(at_token > 0, at_token, 1.0)
+        coin = draws.accept(Stream.ACCEPT.at(node)[None], jnp.where(offered, chance, 0.0)[:, None])[:, 0]
+        accepted, rejected = (offered & coin)[:, None], (offered & ~coin)[:, None]
+        left = jnp.where(rejected, _normalised(sampling.residual(walk.p, q)), walk.p)
+        p = jnp.where(accepted, target_probs[:, node + 1], left)
+        if draft.probs is None:
+            return _Walk(**walk.step(accepted[:, 0], node), p=p, q=None)
+        if not draft.with_replacement:
+            q = jnp.where(rejected, _normalised(jnp.where(hot > 0, 0.0, q)), q)
+        q = jnp.where(accepted, draft.probs[:, jnp.minimum(node + 1, draft.probs.shape[1] - 1)], q)
+        return _Walk(**walk.step(accepted[:, 0], node), p=p, q=q)
+
+    walk = _start(draft, target_probs)
+    if num_nodes:  # a loop of no steps does not run under `jax.disable_jit`
+        walk = jax.lax.fori_loop(0, num_nodes, judge, walk)
+    path = None if draft.tree is None else walk.path
+    return Verdict(walk.num_accepted, draws.choose(Stream.NEXT.at(0), walk.p), path)
+
+
+def _start(draft: Draft, target_probs: jax.Array) -> _Walk:
+    zero = jnp.zeros_like(draft.num_drafted)
+    q = None if draft.probs is None else draft.probs[:, 0]
+    return _Walk(zero, zero, jnp.zeros((len(zero), draft.max_depth), jnp.int32), target_probs[:, 0], q)
+
+
+def _normalised(weights: jax.Array) -> jax.Array:
+    """`weights` `[B, V]` over their sum; all zero stays so."""
+    total = weights.sum(-1, keepdims=True)
+    return weights / jnp.where(total > 0, total, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Lossy, not distribution-preserving: accepts what the target finds likely enough.
+
+    Medusa (Cai et al. 2024, section 2.3.1): a draft x passes when p(x) > min(epsilon, delta exp(-H(p)))
+    with H the entropy in nats; the longest path on which all pass is kept, and the token after it is
+    the target's most likely one.
+
+    Attributes:
+      epsilon: hard threshold, in (0, 1).
+      delta: of the threshold that depends on the entropy, above 0.
+
+    Raises:
+      ValueError: one of them is out of its range.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon={self.epsilon}: must be between 0 and 1")
+        if not 0 < self.delta < math.inf:
+            raise ValueError(f"delta={self.delta}: must be above 0 and finite")
+
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+        """See the class; nothing is drawn."""
+        del draws
+        tree = tree_lib.of(draft)
+        entropy = -(target_probs * jnp.log(jnp.maximum(target_probs, 1e-30))).sum(-1)  # [B, N + 1]
+        threshold = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+        p = _at_tokens(jnp.take_along_axis(target_probs, tree.parents[..., None], axis=1), draft.tokens)
+        passed = (p > jnp.take_along_axis(threshold, tree.parents, axis=1)) & tree.valid
+        return _longest(draft, passed, sampling.argmax(target_probs))
+
+
 def greedy(draft: Draft, target_ids: jax.Array) -> Verdict:
-    """The same rule at temperature 0: p and q are one-hot, so ids are compared, nothing is drawn.
+    """Every lossless rule at temperature 0: p and q are one-hot, so ids are compared, nothing is drawn.
 
     Args:
-      draft: K tokens; `probs` is not read.
-      target_ids: `[B, K + 1]`, the target's argmax at each position of the chain.
-
-    Returns:
-      The verdict; `num_accepted` never exceeds `draft.num_drafted`.
+      draft: a chain or a tree; `probs` is not read.
+      target_ids: `[B, N + 1]`, the target's argmax after each token of the call.
     """
-    num_accepted = leading_run(draft.tokens == target_ids[:, :-1], draft.num_drafted)
-    return Verdict(num_accepted, _at_position(target_ids, num_accepted))
+    if draft.tree is None:
+        num_accepted = leading_run(draft.tokens == target_ids[:, :-1], draft.num_drafted)
+        return Verdict(num_accepted, _at_position(target_ids, num_accepted))
+    of_parent = jnp.take_along_axis(target_ids, draft.tree.parents, axis=1)
+    return _longest(draft, (draft.tokens == of_parent) & draft.tree.valid, target_ids)
+
+
+def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Verdict:
+    """Keeps the longest path on which all `passed` `[B, N]`, the first of several, then the id there."""
+    above = tree_lib.ancestors(tree_lib.of(draft))
+    whole = (above <= jnp.pad(passed, ((0, 0), (1, 0)), constant_values=True)[:, None]).all(-1)
+    depth = above.sum(-1, dtype=jnp.int32) - 1
+    num_accepted = jnp.where(whole, depth, -1).max(1)
+    last = jnp.argmax(whole & (depth == num_accepted[:, None]), axis=1)
+    on_path = _at_position(above, last)  # [B, N + 1]
+    path = None
+    if draft.tree is not None:
+        # The node of depth j + 1 is the one call position on the path with that depth.
+        wanted = jnp.arange(1, draft.max_depth + 1)[None, :, None]
+        found = on_path[:, None] & (depth[:, None] == wanted)
+        path = jnp.where(found, jnp.arange(depth.shape[1])[None, None, :], 0).sum(-1, dtype=jnp.int32)
+    return Verdict(num_accepted, _at_position(target_ids, last), path)
+
+
+# ---- pieces
 
 
 def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
@@ -56,20 +273,43 @@ def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
     return jnp.cumprod((accepted & proposed).astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
 
 
-def _next_weights(draft: Draft, target_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
-    """Weights `[B, V]` of the token after the accepted ones: the residual, or p for the bonus."""
+def _refuse_tree(rule: str, draft: Draft) -> None:
+    if draft.tree is not None:
+        raise ValueError(f"rule={rule} judges chains, and the drafter drafts trees: use rule=multi_round")
+
+
+def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:
+    """q of a chain, `[B, K, V]`: one-hot where drafts are deterministic."""
+    if draft.probs is not None:
+        return draft.probs
+    return jax.nn.one_hot(draft.tokens, like.shape[-1], dtype=like.dtype)
+
+
+def _next_weights(
+    draft: Draft, target_probs: jax.Array, num_accepted: jax.Array, ratio: jax.Array | None = None
+) -> jax.Array:
+    """Weights `[B, V]` of the token after the accepted ones of a chain.
+
+    The residual max(ratio p - q, 0), or p for the bonus; `ratio` `[B]` is the joint ratio of block
+    verification, None the 1 of the token-wise rule.
+    """
     target = _at_position(target_probs, num_accepted)
     num_draft = draft.tokens.shape[1]
     if num_draft == 0:
         return target
     index = jnp.minimum(num_accepted, num_draft - 1)
     if draft.probs is None:
-        rejected = _at_position(draft.tokens, index)
-        drafted = jax.nn.one_hot(rejected, target.shape[-1], dtype=target.dtype)
+        drafted = jax.nn.one_hot(_at_position(draft.tokens, index), target.shape[-1], dtype=target.dtype)
     else:
         drafted = _at_position(draft.probs, index)
     was_rejected = num_accepted < draft.num_drafted
-    return sampling.residual(target, jnp.where(was_rejected[:, None], drafted, 0.0))
+    return sampling.residual(target, jnp.where(was_rejected[:, None], drafted, 0.0), ratio)
+
+
+def _at_drafts(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """p and q `[B, K]` of each draft of a chain."""
+    p = _at_tokens(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    return p, jnp.ones_like(p) if draft.probs is None else _at_tokens(draft.probs, draft.tokens)
 
 
 def _at_tokens(probs: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import numpy as np
 from specjax import acceptance, data, decode
 from specjax.drafters import BoundDrafter
 from specjax.models import convert, t5
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, refuse_unknown
 from specjax.types import AcceptanceRule, FinishReason, Generation, Params, Stats
 
 SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # then multiples of 512
@@ -89,7 +89,8 @@ class Output:
       token_ids: emitted ids: no start token, no padding, the end token kept where it was emitted.
       log_probs: log softmax of the target's raw logits at every emitted token.
       processed_log_probs: log of the distribution that was sampled from; 0 where greedy.
-      finish_reasons: "eos", "length" or "nonfinite" (the target's logits were not numbers).
+      finish_reasons: "eos", "length", "stop" (a stop string), or "nonfinite" (the target's logits were
+        not numbers).
       stats: counts; `stats.alpha` and `stats.tau` per row, `stats.total()` over all.
     """
 
@@ -112,8 +113,11 @@ def generate(
     seed: int | Sequence[int] = 0,
     num_samples: int = 1,
     decoder_prefix: str | Sequence[str] | None = None,
+    eos_ids: Sequence[int] | None = None,
+    stop: str | Sequence[str] = (),
     truncate: bool = False,
     on_round: Callable[[list[list[int]]], None] | None = None,
+    **unsupported: Any,
 ) -> Output:
     """Generates text with the target's exact law, faster when the drafter guesses well.
 
@@ -127,12 +131,15 @@ def generate(
       seed: one number, or one per prompt; a row's text depends on its own seed only.
       num_samples: samples per prompt.
       decoder_prefix: text that every output (or each) must begin with; it is not returned.
+      eos_ids: tokens that end an output; None: the target's own end token.
+      stop: strings that end an output, at the token that completes one; that token is kept.
       truncate: cut sources over 512 tokens instead of refusing them.
       on_round: called after every round with the ids that each row emitted in it.
 
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
+    refuse_unknown(unsupported.keys())
     if isinstance(prompts, str) or not prompts or not all(isinstance(p, str) for p in prompts):
         raise ValueError(f"prompts={prompts!r}: give a non-empty list of strings")
     if num_samples < 1:
@@ -150,16 +157,47 @@ def generate(
         drafter=None if drafter is None else drafter.drafter,
         drafter_params=None if drafter is None else drafter.params,
         rule=rule,
-        temperature=per_row(0.0 if sampling is None else sampling.temperature),
+        sampling=sampling and repeat_options(sampling, num_samples),
         max_new_tokens=per_row(max_new_tokens),
         seed=_sample_seeds(seed, len(prompts), num_samples),
         prefix=per_row(prefix),
         prefix_length=per_row(prefix_length),
-        eos_ids=(target.config.eos_id,),
+        eos_ids=(target.config.eos_id,) if eos_ids is None else eos_ids,
         pad_id=target.config.pad_id,
+        num_ids=num_ids(target),
         on_round=on_round,
+        stop=_stop_at(target.tokenizer, [stop] if isinstance(stop, str) else stop),
     )
     return to_output(target.tokenizer, generation)
+
+
+def num_ids(target: Model) -> int | None:
+    """Ids that the tokenizer knows, where the vocabulary has padding rows beyond them."""
+    known = len(target.tokenizer)
+    return known if known < target.config.vocab_size else None
+
+
+def repeat_options(sampling: Sampling, times: int) -> Sampling:
+    """The same options with each row's entry repeated."""
+    values: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
+    return Sampling(**{name: _repeat(v, times) for name, v in values.items() if v is not None})
+
+
+def _stop_at(tokenizer: Any, strings: Sequence[str]) -> decode.Stop | None:
+    """Where decoded text first holds one of `strings`, looked for in all of it after every token."""
+    if not strings:
+        return None
+    if not all(isinstance(s, str) and s for s in strings):
+        raise ValueError(f"stop={list(strings)!r}: give non-empty strings")
+
+    def stop(ids: list[int], num_before: int) -> int | None:
+        for end in range(num_before + 1, len(ids) + 1):
+            text = tokenizer.decode(ids[:end], skip_special_tokens=True)
+            if any(string in text for string in strings):
+                return end
+        return None
+
+    return stop
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:

@@ -51,9 +51,12 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool 
       The buffer. Entries that would fall beyond slot T - 1 are dropped: a write is never moved to
       fit (which is what `dynamic_update_slice` would do, over earlier entries).
     """
-    num_rows, num_new = new.shape[:2]
-    rows = jnp.arange(num_rows)[:, None]
-    slots = start[:, None] + jnp.arange(num_new)[None, :]
+    return write_at(buffer, new, start[:, None] + jnp.arange(new.shape[1])[None, :], slots_last)
+
+
+def write_at(buffer: jax.Array, new: jax.Array, slots: jax.Array, slots_last: bool = False) -> jax.Array:
+    """`write` into given `slots` `[B, N]`, increasing in each row."""
+    rows = jnp.arange(new.shape[0])[:, None]
     index = (rows, slice(None), slice(None), slots) if slots_last else (rows, slice(None), slots)
     return buffer.at[index].set(
         new.astype(buffer.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
@@ -63,3 +66,26 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool 
 def rollback(cache: Cache, length: jax.Array) -> Cache:
     """Forgets every token at or beyond `length` `[B] int32`. Moves no data."""
     return cache.replace(length=length)
+
+
+def keep_path(cache: Cache, root: jax.Array, path: jax.Array) -> Cache:
+    """Moves the accepted nodes of a tree behind its root, in order; `length` stays as it is.
+
+    Args:
+      cache: with a call's tokens in slots `root`, `root` + 1, ...
+      root: `[B]` slot of the root.
+      path: `[B, D]`, call positions of the nodes to keep, increasing; where a row keeps fewer, the
+        other entries may hold anything: what they bring lies beyond its length.
+    """
+    rows = jnp.arange(path.shape[0])[:, None]
+    source = jnp.clip(root[:, None] + path, 0, cache.num_slots - 1)
+    slots = root[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
+
+    def move(buffer: jax.Array, slots_last: bool) -> jax.Array:
+        kept = buffer[rows, :, :, source] if slots_last else buffer[rows, :, source]  # [B, D, H, D]
+        return write_at(buffer, kept, slots, slots_last)
+
+    return cache.replace(
+        keys=tuple(move(keys, True) for keys in cache.keys),
+        values=tuple(move(values, False) for values in cache.values),
+    )

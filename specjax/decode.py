@@ -6,25 +6,29 @@ Everything between the prompt and the last token is one XLA program with fixed s
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, sampling
+from specjax import acceptance, draws, rounds
+from specjax import sampling as sampling_lib
 from specjax.rounds import AllParams, LoopState, Program, one_round, prefill
+from specjax.sampling import Sampling, per_row
 from specjax.types import AcceptanceRule, Drafter, Generation, Network, Params
 
 OnRound = Callable[[list[list[int]]], None]
+# (ids emitted so far, how many of them were there before this round) -> how many to keep, None for all
+Stop = Callable[[list[int], int], int | None]
 LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 def step(program: Program, params: AllParams, state: LoopState, sampled: bool) -> LoopState:
     """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
-    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
-    return one_round(program, params, state, draws)
+    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    return one_round(program, params, state, keys)
 
 
 def run(program: Program, params: AllParams, state: LoopState) -> LoopState:
@@ -37,7 +41,7 @@ def run(program: Program, params: AllParams, state: LoopState) -> LoopState:
         body = functools.partial(step, program, params, sampled=sampled)
         return jax.lax.while_loop(lambda state: state.running.any(), body, state)
 
-    any_sampled = ~sampling.is_greedy(state.context.temperature).all()
+    any_sampled = ~sampling_lib.is_greedy(state.context.options.temperature).all()
     return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
 
 
@@ -57,7 +61,7 @@ def finish(program: Program, state: LoopState) -> Generation:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def jitted_generate(program: Program, params: AllParams, inputs: dict[str, jax.Array]) -> Generation:
+def jitted_generate(program: Program, params: AllParams, inputs: dict[str, Any]) -> Generation:
     return finish(program, run(program, params, prefill(program, params, **inputs)))
 
 
@@ -65,20 +69,38 @@ jitted_prefill = jax.jit(prefill, static_argnums=0)
 jitted_run = jax.jit(run, static_argnums=0)
 jitted_finish = jax.jit(finish, static_argnums=0)
 jitted_step = jax.jit(step, static_argnames=("program", "sampled"))
+jitted_end_rows = jax.jit(rounds.end_rows, static_argnums=0)
 
 
 def _generate_by_rounds(
-    program: Program, params: AllParams, inputs: dict[str, jax.Array], on_round: OnRound
+    program: Program, params: AllParams, inputs: dict[str, Any], on_round: OnRound | None, stop: Stop | None
 ) -> Generation:
-    """`jitted_generate` driven from the host, one jitted round at a time, to show what each round emits."""
-    sampled = bool((~sampling.is_greedy(inputs["temperature"])).any())
+    """`jitted_generate` driven from the host, one jitted round at a time."""
+    sampled = bool((~sampling_lib.is_greedy(inputs["options"].temperature)).any())
     state = jitted_prefill(program, params, **inputs)
     while bool(state.running.any()):
-        before = np.asarray(state.context.length)
+        before = state
         state = jitted_step(program, params, state, sampled=sampled)
-        tokens, after = np.asarray(state.context.tokens), np.asarray(state.context.length)
-        on_round([row[a:b].tolist() for row, a, b in zip(tokens, before, after, strict=True)])
-    return finish(program, state)
+        if stop is not None:
+            state = _apply_stop(program, before, state, stop)
+        if on_round is not None:
+            tokens, length = np.asarray(state.context.tokens), np.asarray(state.context.length)
+            spans = zip(tokens, np.asarray(before.context.length), length, strict=True)
+            on_round([row[a:b].tolist() for row, a, b in spans])
+    return jitted_finish(program, state)
+
+
+def _apply_stop(program: Program, before: LoopState, after: LoopState, stop: Stop) -> LoopState:
+    """Asks `stop` about the rows that emitted tokens in this round, and ends them where it says."""
+    tokens, length = np.asarray(after.context.tokens), np.asarray(after.context.length)
+    num_before, num_after = (np.asarray(state.stats.num_emitted) for state in (before, after))
+    kept, ended = num_after.copy(), np.zeros(len(num_after), bool)
+    for row in np.flatnonzero(num_after > num_before):
+        emitted = tokens[row, length[row] - num_after[row] : length[row]].tolist()
+        end = stop(emitted, int(num_before[row]))
+        if end is not None:
+            kept[row], ended[row] = end, True
+    return jitted_end_rows(program, before, after, kept, ended)
 
 
 class Prepared(NamedTuple):
@@ -92,7 +114,7 @@ class Prepared(NamedTuple):
 
     program: Program
     params: AllParams
-    inputs: dict[str, jax.Array]
+    inputs: dict[str, Any]
 
 
 def prepare(
@@ -104,28 +126,28 @@ def prepare(
     drafter: Drafter | None = None,
     drafter_params: Params = None,
     rule: AcceptanceRule = acceptance.speculative,
-    temperature: jax.typing.ArrayLike = 0.0,
+    sampling: Sampling | None = None,
     max_new_tokens: jax.typing.ArrayLike = 64,
     seed: jax.typing.ArrayLike,
     prefix: jax.Array | None = None,
     prefix_length: jax.Array | None = None,
     length_bucket: int | None = None,
-    eos_ids: tuple[int, ...] = (1,),
+    eos_ids: Sequence[int] = (1,),
     pad_id: int = 0,
     start_id: int = 0,
+    num_ids: int | None = None,
 ) -> Prepared:
     """Checks the arguments of `generate` (described there) and lays them out."""
     num_rows = _check_sources(source_ids, source_mask)
-    limit = _per_row("max_new_tokens", max_new_tokens, num_rows, jnp.int32)
-    temperature = _per_row("temperature", temperature, num_rows, jnp.float32)
-    if rule is acceptance.greedy:
-        if isinstance(temperature, jax.core.Tracer) or not bool(sampling.is_greedy(temperature).all()):
-            raise ValueError(
-                f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"
-            )
-        rule = acceptance.speculative  # never reached: a greedy batch compares ids
+    limit = per_row("max_new_tokens", max_new_tokens, num_rows, jnp.int32)
+    _check_ids("eos_ids", eos_ids, target.vocab_size)
+    if num_ids is not None:
+        _check_ids("num_ids - 1", [num_ids - 1], target.vocab_size)
+    sampling = Sampling(temperature=0.0) if sampling is None else sampling
+    options = sampling.lay_out(num_rows, tuple(eos_ids), num_ids)
+    rule = _check_rule(rule, options.temperature)
     if drafter is not None:
-        _check_drafter(target, drafter)
+        _check_drafter(target, drafter, num_ids)
     if prefix is None:
         prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
     if prefix_length is None:
@@ -145,7 +167,7 @@ def prepare(
         source_mask=jnp.asarray(source_mask, bool),
         prefix=jnp.asarray(prefix, jnp.int32),
         prefix_length=jnp.asarray(prefix_length, jnp.int32),
-        temperature=temperature,
+        options=options,
         limit=limit,
         seeds=row_seeds(seed, num_rows),
     )
@@ -161,16 +183,18 @@ def generate(
     drafter: Drafter | None = None,
     drafter_params: Params = None,
     rule: AcceptanceRule = acceptance.speculative,
-    temperature: jax.typing.ArrayLike = 0.0,
+    sampling: Sampling | None = None,
     max_new_tokens: jax.typing.ArrayLike = 64,
     seed: jax.typing.ArrayLike,
     prefix: jax.Array | None = None,
     prefix_length: jax.Array | None = None,
     length_bucket: int | None = None,
-    eos_ids: tuple[int, ...] = (1,),
+    eos_ids: Sequence[int] = (1,),
     pad_id: int = 0,
     start_id: int = 0,
+    num_ids: int | None = None,
     on_round: OnRound | None = None,
+    stop: Stop | None = None,
 ) -> Generation:
     """Decodes a batch, speculatively when a drafter is given; one compiled program.
 
@@ -185,8 +209,8 @@ def generate(
       source_mask: `[B, S] bool`, True at real tokens.
       drafter: what proposes tokens; None decodes plainly. Static.
       drafter_params: the drafter's params.
-      rule: how drafts are judged where the temperature is above zero. Static.
-      temperature: one number or `[B]`; below 1e-5 is greedy.
+      rule: how drafts are judged where the temperature is above zero (see `acceptance`). Static.
+      sampling: how rows choose; None: greedy.
       max_new_tokens: one number or `[B]`, at least 0.
       seed: one integer, from which each row's is made, or `[B]`, one per row.
       prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
@@ -195,8 +219,13 @@ def generate(
         bucket that holds it.
       eos_ids: tokens that end a row. Static.
       pad_id, start_id: as the target was trained with.
+      num_ids: ids that exist, where the vocabulary is padded to more rows: the others are never
+        emitted, and a draft padded to another size fits. Static. None: all.
       on_round: called after every round with the ids that each row emitted in it; the loop then
         runs on the host, one jitted round at a time. Not under jit.
+      stop: called after every round for each row that emitted something, with all its ids and how many
+        of them were there before; returns how many to keep if the row ends there, else None. Runs
+        on the host as well.
 
     Returns:
       A `Generation`.
@@ -206,12 +235,12 @@ def generate(
     """
     prepared = prepare(
         target, target_params, source_ids, source_mask, drafter=drafter,
-        drafter_params=drafter_params, rule=rule, temperature=temperature,
+        drafter_params=drafter_params, rule=rule, sampling=sampling,
         max_new_tokens=max_new_tokens, seed=seed, prefix=prefix, prefix_length=prefix_length,
-        length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id,
+        length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id, num_ids=num_ids,
     )  # fmt: skip
-    if on_round is not None:
-        return _generate_by_rounds(*prepared, on_round)
+    if on_round is not None or stop is not None:
+        return _generate_by_rounds(*prepared, on_round, stop)
     return jitted_generate(*prepared)
 
 
@@ -238,28 +267,30 @@ def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) ->
             raise ValueError(f"prefix_length={prefix_length}: give one per row, each in 1..{shape[1]}")
 
 
-def _check_drafter(target: Network, drafter: Drafter) -> None:
+def _check_rule(rule: AcceptanceRule, temperature: jax.Array) -> AcceptanceRule:
+    if rule is not acceptance.greedy:
+        return rule
+    if isinstance(temperature, jax.core.Tracer) or not bool(sampling_lib.is_greedy(temperature).all()):
+        raise ValueError(
+            f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"
+        )
+    return acceptance.speculative  # never reached: a greedy batch compares ids
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if any(isinstance(i, bool) or not 0 <= i < vocab_size for i in ids):
+        raise ValueError(f"{name}={list(ids)}: each must be in 0..{vocab_size - 1}")
+
+
+def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> None:
     if drafter.num_draft < 1:
         raise ValueError(f"num_draft={drafter.num_draft}: must be at least 1; drafter=None decodes plainly")
-    network = getattr(drafter, "network", target)
-    if network.vocab_size != target.vocab_size:
+    theirs, ours = getattr(drafter, "network", target).vocab_size, target.vocab_size
+    if theirs != ours and (num_ids is None or theirs < num_ids):
         raise ValueError(
-            f"the draft has a vocabulary of {network.vocab_size}, the target of {target.vocab_size}: "
-            "a draft must share the target's tokenizer and vocabulary"
+            f"the draft has a vocabulary of {theirs}, the target of {ours}: a draft must share the target's "
+            "tokenizer and vocabulary; if they differ in padding only, num_ids says how many ids exist"
         )
-
-
-def _per_row(name: str, value: Any, num_rows: int, dtype: Any) -> jax.Array:
-    """`value` as `[B]`; concrete values are checked: finite, not negative, whole where `dtype` is."""
-    if not isinstance(value, jax.core.Tracer):
-        array = np.asarray(value)
-        if array.shape not in ((), (num_rows,)):
-            raise ValueError(f"{name} has shape {array.shape}: give one number, or one per row ({num_rows})")
-        if array.dtype.kind not in ("iu" if jnp.issubdtype(dtype, jnp.integer) else "iuf"):
-            raise ValueError(f"{name}={value!r}: give {'whole ' if dtype == jnp.int32 else ''}numbers")
-        if not np.all((array >= 0) & np.isfinite(array)):  # NaN fails as well
-            raise ValueError(f"{name}={value}: must be at least 0 and finite")
-    return jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
 
 
 def _length_bucket(limit: jax.Array, length_bucket: int | None) -> int:

@@ -1,6 +1,7 @@
 """One round of speculative decoding: draft, verify, accept, commit.
 
-Axes: B rows, K drafts, V vocabulary, T token slots, S source length.
+Axes: B rows, N drafted tokens, D most of them that can be accepted (N = D = K for a chain), V
+vocabulary, T token slots, S source length.
 
 Plain decoding is the same round with K = 0: the target call takes one token, and the rule
 chooses from p.
@@ -8,6 +9,7 @@ chooses from p.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +18,20 @@ from flax import struct
 
 from specjax import acceptance, sampling
 from specjax import cache as cache_lib
-from specjax.types import AcceptanceRule, Context, Draft, Drafter, FinishReason, Network, Params, Round, Stats
+from specjax import tree as tree_lib
+from specjax.types import (
+    AcceptanceRule,
+    Context,
+    Draft,
+    Drafter,
+    FinishReason,
+    Network,
+    Options,
+    Params,
+    Round,
+    Stats,
+    Verdict,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +58,13 @@ class Program:
 
     @property
     def num_draft(self) -> int:
-        """K, 0 for plain decoding."""
+        """N, 0 for plain decoding."""
         return 0 if self.drafter is None else self.drafter.num_draft
+
+    @property
+    def max_depth(self) -> int:
+        """D, 0 for plain decoding."""
+        return 0 if self.drafter is None else self.drafter.max_depth
 
     @property
     def num_slots(self) -> int:
@@ -91,8 +111,7 @@ class AllParams(struct.PyTreeNode):
 
 def prefill(
     program: Program, params: AllParams, source_ids: jax.Array, source_mask: jax.Array,
-    prefix: jax.Array, prefix_length: jax.Array, temperature: jax.Array, limit: jax.Array,
-    seeds: jax.Array,
+    prefix: jax.Array, prefix_length: jax.Array, options: Options, limit: jax.Array, seeds: jax.Array,
 ) -> LoopState:  # fmt: skip
     """Encodes the sources, feeds the decoder prefix, and lays out the buffers.
 
@@ -102,12 +121,11 @@ def prefill(
       source_ids, source_mask: `[B, S]`.
       prefix: `[B, P]` decoder input so far, the start token first; P is `program.prefix_width`.
       prefix_length: `[B]` in 1..P.
-      temperature: `[B] float32`.
+      options: of each row.
       limit: `[B]`, at most `program.length_bucket`.
       seeds: `[B] uint32`.
     """
-    num_rows, num_draft = source_ids.shape[0], program.num_draft
-    target = program.target
+    num_rows, target = source_ids.shape[0], program.target
     encoded = target.encode(params.target, source_ids, source_mask)
     cache = target.init_cache(params.target, encoded, source_mask, program.num_slots)
     if program.prefix_width > 1:
@@ -116,9 +134,14 @@ def prefill(
     in_prefix = jnp.arange(program.prefix_width)[None, :] < prefix_length[:, None]
     tokens = jnp.full((num_rows, program.num_slots), program.pad_id, jnp.int32)
     tokens = tokens.at[:, : program.prefix_width].set(jnp.where(in_prefix, prefix, program.pad_id))
-    context = Context(tokens, prefix_length, source_ids, source_mask, encoded, temperature)
+    seen = None
+    if options.repetition_penalty is not None:
+        seen = _see(jnp.zeros((num_rows, target.vocab_size), bool), prefix, in_prefix)
+    context = Context(
+        tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen
+    )
     count = jnp.zeros(num_rows, jnp.int32)
-    by_position = jnp.zeros((num_rows, num_draft), jnp.int32)
+    by_position = jnp.zeros((num_rows, program.max_depth), jnp.int32)
     drafter_state = None
     if program.drafter is not None:
         drafter_state = program.drafter.init(params.drafter, context, program.prefix_width)
@@ -145,26 +168,26 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     """
     context = state.context
     draft, drafter_state = _propose(program, params, state, draws)
-    last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-    chain = jnp.concatenate([last, draft.tokens], axis=1)
-    logits, features, cache = program.target.decode(params.target, state.cache, chain)
-    if draws is None:
-        target_probs = None
-        verdict = acceptance.greedy(draft, sampling.argmax(logits))
-    else:
-        target_probs = sampling.process(logits, context.temperature)
-        verdict = program.rule(draws, draft, target_probs)
-    positions = jnp.arange(program.num_draft + 1)[None, :]
-    padded = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
-    emitted = jnp.where(positions < verdict.num_accepted[:, None], padded, verdict.next_token[:, None])
-    log_probs, finite = _log_probs(logits, target_probs, emitted)
+    root = context.length - 1
+    last = jnp.take_along_axis(context.tokens, root[:, None], axis=1)
+    layout = None if draft.tree is None else tree_lib.layout(draft.tree, root, program.num_slots)
+    logits, features, cache = program.target.decode(
+        params.target, state.cache, jnp.concatenate([last, draft.tokens], axis=1), layout
+    )
+    verdict, target_probs = _verify(program, context, draft, logits, draws)
+    emitted = _emitted(draft, verdict)
+    log_probs, finite = _log_probs(logits, target_probs, emitted, verdict)
     count, reason = _cut(program, state, emitted, verdict.num_accepted + 1, finite)
+    kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
     context = context.replace(
         tokens=_append(context.tokens, emitted, context.length, count),
         length=context.length + count,
+        seen=None if context.seen is None else _see(context.seen, emitted, kept),
     )
+    if verdict.path is not None:
+        cache = cache_lib.keep_path(cache, root, verdict.path)
     if program.drafter is not None:
-        happened = Round(context, draft, verdict, logits, features)
+        happened = Round(context, root, draft, verdict, logits, features)
         drafter_state = program.drafter.commit(params.drafter, drafter_state, happened)
     return state.replace(
         context=context,
@@ -176,15 +199,76 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     )
 
 
-def _log_probs(
-    logits: jax.Array, target_probs: jax.Array | None, emitted: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities `[B, K + 1, 2]` of `emitted` `[B, K + 1]`, raw and processed.
+def _verify(
+    program: Program, context: Context, draft: Draft, logits: jax.Array, draws: Any
+) -> tuple[Verdict, jax.Array | None]:
+    """The rule's verdict on `logits` `[B, N + 1, V]`; beside it p, None for the greedy program."""
+    history = sampling.history(context, draft.tokens, tree_lib.before(draft))
+    if draws is None:
+        adjusted = sampling.adjust(logits, context.options, history)
+        return acceptance.greedy(draft, sampling.argmax(adjusted)), None
+    target_probs = sampling.process(logits, context.options, history)
+    return program.rule(draws, draft, target_probs), target_probs
 
-    Beside them `[B, K + 1] bool`: whether the logits at a position are numbers.
+
+def _emitted(draft: Draft, verdict: Verdict) -> jax.Array:
+    """`[B, D + 1]`: the accepted tokens, then `next_token` (in all places after them)."""
+    tokens = draft.tokens
+    if verdict.path is not None:
+        tokens = jnp.take_along_axis(tokens, jnp.maximum(verdict.path - 1, 0), axis=1)
+    positions = jnp.arange(draft.max_depth + 1)[None, :]
+    padded = jnp.pad(tokens, ((0, 0), (0, 1)))
+    return jnp.where(positions < verdict.num_accepted[:, None], padded, verdict.next_token[:, None])
+
+
+def end_rows(
+    program: Program, before: LoopState, after: LoopState, kept: jax.Array, ended: jax.Array
+) -> LoopState:
+    """Ends rows inside what they emitted in the last round, for a reason that only the host can see.
+
+    Args:
+      program: static.
+      before, after: the states around that round.
+      kept: `[B]`, tokens that a row keeps of all it emitted.
+      ended: `[B] bool`, rows that end with reason STOP.
     """
-    at_emitted = functools.partial(jnp.take_along_axis, indices=emitted[..., None], axis=-1)
+    length = after.context.length - after.stats.num_emitted + kept
+    beyond = jnp.arange(program.num_slots)[None, :] >= length[:, None]
+    in_round = (kept - before.stats.num_emitted)[:, None]
+
+    def cut(count: Callable[[Stats], jax.Array]) -> jax.Array:
+        """Counts by position, those of the last round only as far as its tokens were kept."""
+        earlier, added = count(before.stats), count(after.stats) - count(before.stats)
+        return earlier + jnp.where(jnp.arange(added.shape[1])[None, :] < in_round, added, 0)
+
+    return after.replace(
+        context=after.context.replace(
+            tokens=jnp.where(beyond, program.pad_id, after.context.tokens), length=length
+        ),
+        log_probs=jnp.where(beyond[..., None], 0.0, after.log_probs),
+        finish_reason=jnp.where(ended, FinishReason.STOP, after.finish_reason).astype(jnp.int32),
+        stats=after.stats.replace(
+            tested=cut(lambda stats: stats.tested),
+            accepted=cut(lambda stats: stats.accepted),
+            num_emitted=kept,
+        ),
+    )
+
+
+def _log_probs(
+    logits: jax.Array, target_probs: jax.Array | None, emitted: jax.Array, verdict: Verdict
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probabilities `[B, D + 1, 2]` of `emitted` `[B, D + 1]`, raw and processed.
+
+    Beside them `[B, D + 1] bool`: whether the logits at a position are numbers.
+    """
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    at_emitted = functools.partial(jnp.take_along_axis, indices=emitted[..., None], axis=-1)
+    if verdict.path is not None:  # each token was emitted after the node before it on the path
+        path = jnp.pad(verdict.path, ((0, 0), (1, 0)))
+        along = functools.partial(jnp.take_along_axis, indices=path[..., None], axis=1)
+        logits, log_normaliser = along(logits), along(log_normaliser[..., None])[..., 0]
+        target_probs = None if target_probs is None else along(target_probs)
     raw = at_emitted(logits)[..., 0] - log_normaliser
     processed = jnp.zeros_like(raw) if target_probs is None else jnp.log(at_emitted(target_probs)[..., 0])
     return jnp.stack([raw, processed], axis=-1), jnp.isfinite(log_normaliser)
@@ -199,9 +283,24 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     # A round emits one token beside the drafts; and nothing follows an end token.
     budget = state.limit - state.stats.num_emitted - 1
     is_eos = _is_eos(program, draft.tokens)
+    if draft.tree is not None:
+        return _cut_tree(draft, is_eos, jnp.where(state.running, budget, 0)), drafter_state
     useful = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, program.num_draft)
     num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, budget), useful).astype(jnp.int32)
     return draft.replace(num_drafted=jnp.where(state.running, num_drafted, 0)), drafter_state
+
+
+def _cut_tree(draft: Draft, is_eos: jax.Array, budget: jax.Array) -> Draft:
+    """Takes away nodes deeper than `budget` `[B]` and those below an end token (`is_eos` `[B, N]`)."""
+    assert draft.tree is not None
+    above = tree_lib.ancestors(draft.tree)
+    depth = above.sum(-1, dtype=jnp.int32)[:, 1:] - 1
+    itself = jnp.eye(above.shape[1], dtype=bool)[None]
+    ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
+    valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended
+    return draft.replace(
+        tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32)
+    )
 
 
 def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:
@@ -212,10 +311,10 @@ def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:
 def _cut(
     program: Program, state: LoopState, emitted: jax.Array, count: jax.Array, finite: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """How many of the `count` `[B]` tokens of `emitted` `[B, K + 1]` a row keeps, and why it ends.
+    """How many of the `count` `[B]` tokens of `emitted` `[B, D + 1]` a row keeps, and why it ends.
 
     The earliest stop decides: an end token (kept), a position whose logits are not finite
-    (`finite` `[B, K + 1]`; its token is not kept), the row's limit.
+    (`finite` `[B, D + 1]`; its token is not kept), the row's limit.
     """
     big = emitted.shape[1] + 1
     is_eos = _is_eos(program, emitted)
@@ -238,13 +337,20 @@ def _append(buffer: jax.Array, new: jax.Array, length: jax.Array, count: jax.Arr
     return buffer.at[rows, slots].set(new.astype(buffer.dtype), mode="drop")
 
 
+def _see(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:
+    """Adds `tokens` `[B, N]`, where `valid` `[B, N]`, to the ids `seen` `[B, V]`."""
+    rows = jnp.arange(seen.shape[0])[:, None]
+    return seen.at[rows, jnp.where(valid, tokens, seen.shape[1])].set(True, mode="drop")
+
+
 def _count(state: LoopState, draft: Draft, num_accepted: jax.Array, count: jax.Array) -> Stats:
     """The statistics after a round that kept `count` `[B]` tokens."""
     stats, running = state.stats, state.running
-    positions = jnp.arange(draft.tokens.shape[1])[None, :]
+    positions = jnp.arange(draft.max_depth)[None, :]
     accepted = jnp.minimum(num_accepted, count)
     # The first rejected draft was tested as well, unless the row ended before it.
-    tested = jnp.minimum(jnp.minimum(num_accepted + 1, draft.num_drafted), count)
+    deepest = draft.num_drafted if draft.tree is None else _deepest(draft)
+    tested = jnp.minimum(jnp.minimum(num_accepted + 1, deepest), count)
     return Stats(
         num_rounds=stats.num_rounds + running,
         num_drafted=stats.num_drafted + draft.num_drafted,
@@ -252,3 +358,9 @@ def _count(state: LoopState, draft: Draft, num_accepted: jax.Array, count: jax.A
         accepted=stats.accepted + (positions < accepted[:, None]),
         num_emitted=stats.num_emitted + count,
     )
+
+
+def _deepest(draft: Draft) -> jax.Array:
+    """`[B]`, depth of the deepest node that is there."""
+    assert draft.tree is not None
+    return jnp.where(draft.tree.valid, tree_lib.depths(draft.tree)[:, 1:], 0).max(axis=1, initial=0)

@@ -1,32 +1,145 @@
-"""From logits to probabilities, and from probabilities to tokens.
+"""From logits to probabilities.
 
-Axes: B rows, K drafts, V vocabulary.
+Axes: B rows, N positions, M drafted tokens, V vocabulary.
 
-`process` is the one function that makes a distribution: what is sampled, verified and
-reported. `KeyDraws` is the one source of randomness in production.
+`process` is the one function that makes a distribution: what is sampled, verified and reported.
 """
 
 import dataclasses
-import enum
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
+import numpy as np
+
+from specjax.types import Context, Options
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: for draft, target and verifier alike
-GROUP = 128  # vocabulary entries summed together by `choose`
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """What a user asks for; `None` in its place is greedy decoding.
+    """What a user asks for; `None` in its place is greedy decoding. Each: one number, or one per row.
+
+    Applied in this order, which is that of Hugging Face's `generate`.
 
     Attributes:
-      temperature: one number, or one per row; 0 (below 1e-5) is greedy.
+      repetition_penalty: above 0; positive logits of ids seen in the output so far, its given
+        prefix and start token included, are divided by it, negative ones multiplied (Keskar et
+        al. 2019, section 4.1).
+      min_new_tokens: no end token is among the first so many tokens.
+      temperature: 0 (below 1e-5) is greedy.
+      top_k: at least 1; keeps the k most likely ids, and what ties with the last of them.
+      top_p: in (0, 1]; keeps an id if the ids more likely than it have less than this probability
+        together (Holtzman et al. 2020, section 3.1); ties are kept or dropped together.
+      min_p: in [0, 1]; keeps an id if it is at least this times as likely as the likeliest.
+
+    Raises:
+      ValueError: an option that is not among these; all such are named.
     """
 
-    temperature: float | Sequence[float] = 1.0
+    temperature: float | Sequence[float] | jax.Array = 1.0
+    top_k: int | Sequence[int] | jax.Array | None = None
+    top_p: float | Sequence[float] | jax.Array | None = None
+    min_p: float | Sequence[float] | jax.Array | None = None
+    repetition_penalty: float | Sequence[float] | jax.Array | None = None
+    min_new_tokens: int | Sequence[int] | jax.Array | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> "Sampling":
+        refuse_unknown(options.keys() - {field.name for field in dataclasses.fields(cls)})
+        return super().__new__(cls)
+
+    def lay_out(
+        self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None
+    ) -> Options:
+        """One entry per row, checked.
+
+        Raises:
+          ValueError: a value that is out of its range or not one per row.
+        """
+        values = {name: getattr(self, name) for name in _RANGES}
+        values = {
+            name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
+            for name, value in values.items()
+        }
+        return Options(**values, eos_ids=tuple(eos_ids), num_ids=num_ids)
+
+
+# dtype, smallest, whether the smallest itself is allowed, largest
+_RANGES: dict[str, tuple[Any, float, bool, float]] = {
+    "temperature": (jnp.float32, 0.0, True, np.inf),
+    "top_k": (jnp.int32, 1, True, np.inf),
+    "top_p": (jnp.float32, 0.0, False, 1.0),
+    "min_p": (jnp.float32, 0.0, True, 1.0),
+    "repetition_penalty": (jnp.float32, 0.0, False, np.inf),
+    "min_new_tokens": (jnp.int32, 0, True, np.inf),
+}
+
+
+def refuse_unknown(names: Set[str]) -> None:
+    """Raises a ValueError that names all of `names`, if there are any."""
+    if names:
+        supported = ", ".join(field.name for field in dataclasses.fields(Sampling))
+        raise ValueError(
+            f"{', '.join(sorted(names))}: not supported with speculative decoding; leave out what is "
+            f"not among {supported} (in Sampling)"
+        )
+
+
+def per_row(
+    name: str, value: Any, num_rows: int, dtype: Any, low: float = 0, closed: bool = True,
+    high: float = np.inf,
+) -> jax.Array:  # fmt: skip
+    """`value` as `[B]` of `dtype`; what is not traced is checked.
+
+    Raises:
+      ValueError: not one number or `num_rows` of them, not whole where `dtype` is, not in
+        `low`..`high` (`low` itself only where `closed`), or not finite.
+    """
+    if not isinstance(value, jax.core.Tracer):
+        array = np.asarray(value)
+        if array.shape not in ((), (num_rows,)):
+            raise ValueError(f"{name} has shape {array.shape}: give one number, or one per row ({num_rows})")
+        if array.dtype.kind not in ("iu" if jnp.issubdtype(dtype, jnp.integer) else "iuf"):
+            raise ValueError(f"{name}={value!r}: give {'whole ' if dtype == jnp.int32 else ''}numbers")
+        above = array >= low if closed else array > low
+        if not np.all(above & (array <= high) & np.isfinite(array)):  # NaN fails as well
+            most = "and finite" if high == np.inf else f"and at most {high:g}"
+            raise ValueError(f"{name}={value}: must be {'at least' if closed else 'above'} {low:g} {most}")
+    return jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
+
+
+class History(NamedTuple):
+    """What precedes each position whose distribution is wanted.
+
+    Attributes:
+      num_new: `[B, N]`, tokens generated before it, drafted ones included.
+      seen: `[B, N, V] bool`, ids that occur before it; None where no penalty asks for it.
+    """
+
+    num_new: jax.Array
+    seen: jax.Array | None
+
+
+def history(context: Context, drafted: jax.Array, before: jax.Array) -> History:
+    """The history at N positions: the committed tokens, and those drafted on the way.
+
+    Args:
+      context: committed tokens.
+      drafted: `[B, M]` drafted tokens.
+      before: `[1 or B, N, M] bool`, True where a drafted token precedes a position.
+    """
+    before = jnp.broadcast_to(before, (drafted.shape[0], *before.shape[1:]))
+    committed = (context.length - context.prefix_length)[:, None]
+    seen = context.seen
+    if seen is not None:
+        row, position = (jnp.arange(n) for n in before.shape[:2])
+        ids = jnp.where(before, drafted[:, None, :], seen.shape[-1])  # beyond the vocabulary: dropped
+        shape = (seen.shape[0], before.shape[1], seen.shape[1])
+        seen = jnp.broadcast_to(seen[:, None], shape)
+        seen = seen.at[row[:, None, None], position[None, :, None], ids].set(True, mode="drop")
+    return History(committed + before.sum(-1, dtype=jnp.int32), seen)
 
 
 def is_greedy(temperature: jax.Array) -> jax.Array:
@@ -46,117 +159,116 @@ def argmax(logits: jax.Array) -> jax.Array:
     return jnp.minimum(first, num_ids - 1)
 
 
-def process(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The distribution that a row samples from.
+def adjust(logits: jax.Array, options: Options, history: History) -> jax.Array:
+    """What a row decides by, greedy or not: padding ids cut off, penalty and minimum length applied.
 
     Args:
-      logits: `[B, ..., V]`, any float dtype.
-      temperature: `[B] float32`, at least 0; greedy rows get a one-hot distribution, the lowest
-        id winning a tie.
+      logits: `[B, N, V]`, any float dtype.
+      options: penalty, minimum length and `num_ids` are read.
+      history: at the same positions.
 
     Returns:
-      `[B, ..., V]` probabilities, float32 or wider.
+      `[B, N, num_ids]`, float32 or wider.
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    row = temperature.reshape(temperature.shape + (1,) * (logits.ndim - 1))
-    greedy = is_greedy(row)
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))[..., : options.num_ids]
+    if options.repetition_penalty is not None:
+        assert history.seen is not None  # a context with a penalty keeps it
+        penalty = options.repetition_penalty.astype(logits.dtype)[:, None, None]
+        penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        logits = jnp.where(history.seen[..., : options.num_ids], penalised, logits)
+    if options.min_new_tokens is not None and options.eos_ids:
+        early = history.num_new < options.min_new_tokens[:, None]
+        is_eos = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(options.eos_ids))
+        logits = jnp.where(early[..., None] & is_eos[None, None], -jnp.inf, logits)
+    return logits
+
+
+def process(logits: jax.Array, options: Options, history: History) -> jax.Array:
+    """The distribution that a row samples from; greedy rows get a one-hot one.
+
+    Args:
+      logits: `[B, N, V]`, any float dtype.
+      options: what the rows ask for.
+      history: at the same positions.
+
+    Returns:
+      `[B, N, num_ids]` probabilities, float32 or wider.
+    """
+    logits = adjust(logits, options, history)
+    greedy = is_greedy(options.temperature)
+    temperature = jnp.where(greedy, 1.0, options.temperature).astype(logits.dtype)[:, None, None]
     shifted = logits - logits.max(-1, keepdims=True)
-    soft = jax.nn.softmax(shifted / jnp.where(greedy, 1.0, row).astype(logits.dtype), axis=-1)
+    soft = _filter(jax.nn.softmax(shifted / temperature, axis=-1), options)
     hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=soft.dtype)
     # A NaN as q would make the rule inexact; a target's is reported by whoever reads its logits.
-    return jnp.where(greedy | jnp.isnan(soft[..., :1]), hot, soft)
+    return jnp.where(greedy[:, None, None] | jnp.isnan(soft[..., :1]), hot, soft)
 
 
-def residual(target_probs: jax.Array, draft_probs: jax.Array) -> jax.Array:
+def _filter(probs: jax.Array, options: Options) -> jax.Array:
+    """Keeps what top-k, then top-p, then min-p keep of `probs` `[B, N, V]`, and normalises it."""
+    of_row = lambda option: option.astype(probs.dtype)[:, None, None]  # noqa: E731
+    kept = probs
+    if options.top_k is not None:
+        limit = options.top_k[:, None, None]
+        threshold = threshold_above(kept, jnp.ones_like(kept, jnp.int32), limit)
+        kept = jnp.where(kept >= threshold, kept, 0.0)
+    if options.top_p is not None:
+        top_p = of_row(options.top_p)
+        mass = 1.0 if options.top_k is None else kept.sum(-1, keepdims=True)
+        threshold = threshold_above(kept, kept, top_p * mass)
+        kept = jnp.where((kept >= threshold) | (top_p >= 1), kept, 0.0)
+    if options.min_p is not None:
+        kept = jnp.where(kept >= of_row(options.min_p) * kept.max(-1, keepdims=True), kept, 0.0)
+    if kept is probs:
+        return probs
+    # Where nothing fell away the distribution stays as it is, to the last bit.
+    changed = (kept != probs).any(-1, keepdims=True)
+    return jnp.where(changed, kept / kept.sum(-1, keepdims=True), probs)
+
+
+def threshold_above(values: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
+    """The smallest threshold such that what lies above it weighs less than `limit`.
+
+    With weights of one and a limit of k it is the k-th largest value; with the values as weights and
+    a limit of p, the smallest probability of a nucleus. Exact: floats that are not negative are
+    ordered as their bits are, and the bits are bisected. A sort of 32,128 entries costs thirty times as much.
+
+    Args:
+      values: `[B, N, V]` float, not negative.
+      weights: `[B, N, V]`, not negative.
+      limit: `[B, 1 or N, 1]`, positive, of the dtype of `weights`.
+
+    Returns:
+      `[B, N, 1]`, at most the largest value.
+    """
+    integer = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
+    high = jax.lax.bitcast_convert_type(values.max(-1, keepdims=True), integer)
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # the threshold is above low and at most high
+        middle = low + (high - low + 1) // 2
+        above = values > jax.lax.bitcast_convert_type(middle, values.dtype)
+        light = jnp.where(above, weights, 0).sum(-1, keepdims=True, dtype=weights.dtype) < limit
+        return jnp.where(light, low, middle), jnp.where(light, middle, high)
+
+    _, high = jax.lax.fori_loop(0, jnp.iinfo(integer).bits, halve, (jnp.full_like(high, -1), high))
+    return jax.lax.bitcast_convert_type(high, values.dtype)
+
+
+def residual(target_probs: jax.Array, draft_probs: jax.Array, ratio: jax.Array | None = None) -> jax.Array:
     """Weights of the token that replaces a rejected draft: max(p - q, 0), unnormalised.
 
-    Leviathan et al. 2023, section 2.3 (algorithm 1).
+    Leviathan et al. 2023, section 2.3 (algorithm 1); with a ratio, Sun et al. 2024, equation 4.
 
     Args:
       target_probs: `[B, V]`, p at the rejected position.
       draft_probs: `[B, V]`, q there; all zero gives p itself, the bonus token's distribution.
+      ratio: `[B]`, by which p counts; None: 1.
 
     Returns:
       `[B, V]`. Where p = q to the last bit the residual vanishes; a rejection is then possible
       through rounding alone, and p is returned.
     """
-    weights = jnp.maximum(target_probs - draft_probs, 0.0)
+    scaled = target_probs if ratio is None else ratio[:, None] * target_probs
+    weights = jnp.maximum(scaled - draft_probs, 0.0)
     return jnp.where(weights.sum(-1, keepdims=True) > 0, weights, target_probs)
-
-
-class Stream(enum.IntEnum):
-    """Which draw of a round: draft tokens, acceptance, or the token after the accepted ones."""
-
-    DRAFT = 0
-    ACCEPT = 1
-    NEXT = 2
-
-    def at(self, position: jax.typing.ArrayLike) -> jax.Array:
-        """The stream of one position of the chain: no two share noise."""
-        return len(Stream) * jnp.asarray(position, jnp.int32) + int(self)
-
-
-class KeyDraws(struct.PyTreeNode):
-    """Draws from one key per row, `keys` `[B]`: a function of the row's seed and round only."""
-
-    keys: jax.Array
-
-    @classmethod
-    def of_round(cls, seeds: jax.Array, num_rounds: jax.Array) -> "KeyDraws":
-        """Keys of one round, from each row's seed `[B] uint32` and own round count `[B] int32`.
-
-        The generator is pinned (threefry), so that a seed means the same whatever the process's
-        default is.
-        """
-        key = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
-        return cls(jax.vmap(jax.random.fold_in)(key, num_rounds))
-
-    def accept(self, stream: jax.Array, probability: jax.Array) -> jax.Array:
-        """See `types.Draws`."""
-        uniform = jax.vmap(lambda key: jax.vmap(lambda one: _uniform(key, one, ()))(stream))(self.keys)
-        return uniform < probability
-
-    def choose(self, stream: jax.typing.ArrayLike, weights: jax.Array) -> jax.Array:
-        """See `types.Draws`."""
-        uniform = jax.vmap(lambda key: _uniform(key, stream, (2,)))(self.keys)
-        return choose_by_inverse(weights, uniform)
-
-
-def _uniform(key: jax.Array, stream: jax.typing.ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(key, stream), shape, jnp.float32)
-
-
-def choose_by_inverse(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Inverse-CDF sampling in two levels: a group of entries, then an entry of the group.
-
-    One float32 cumulative sum over 32,128 entries loses the rare ones (law error 6e-4, thousands
-    never drawn). With sums over groups of 128 and a fresh uniform inside the group the law is off
-    by less than 1e-7 in every entry and none is lost, at a third of the cost.
-
-    Args:
-      weights: `[B, V]` float, not negative, not all zero; need not be normalised.
-      uniform: `[B, 2]` in [0, 1).
-
-    Returns:
-      `[B] int32`; an entry of zero weight is never returned.
-    """
-    num_rows, num_entries = weights.shape
-    num_groups = -(-num_entries // GROUP)
-    padded = jnp.pad(weights, ((0, 0), (0, num_groups * GROUP - num_entries)))
-    groups = padded.reshape(num_rows, num_groups, GROUP)
-    group = _first_above(groups.sum(-1), uniform[:, 0])
-    inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]
-    return group * GROUP + _first_above(inside, uniform[:, 1])
-
-
-def _first_above(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The first index whose cumulative weight exceeds `uniform` times the total; `[B] int32`."""
-    cumulative = jnp.cumsum(weights, axis=-1)
-    threshold = uniform.astype(weights.dtype) * cumulative[:, -1]
-    # Partial sums of a parallel scan may round apart across an entry of zero weight, and rounding
-    # may carry the threshold up to the total: only positive entries count, the last if none is above.
-    positive = weights > 0
-    above = positive & (cumulative > threshold[:, None])
-    last = weights.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)
-    some = above.any(-1) | ~positive.any(-1)  # weights that are not numbers give entry 0
-    return jnp.where(some, jnp.argmax(above, axis=-1), last).astype(jnp.int32)

@@ -1,7 +1,7 @@
 """The values that travel through a round, and the callables that make them.
 
-Axes, always in this order: B rows, K drafts, N token positions fed to a decoder call,
-V vocabulary, T cache slots, S source length, L layers, H heads, D head width, M model width.
+Axes, always in this order: B rows, K drafts, N token positions fed to a decoder call or nodes of a
+tree, V vocabulary, T cache slots, S source length, L layers, H heads, D head width, M model width.
 
 p is the target's distribution, q the draft's. Probabilities are linear, normalised, and at
 least float32. Arrays of ids and counts are int32.
@@ -34,8 +34,14 @@ class Network(Protocol):
     def init_cache(self, params: Params, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
         """An empty cache of `num_slots` slots whose `length` `[B]` is zero."""
 
-    def decode(self, params: Params, cache: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
-        """Feeds `tokens` `[B, N]`; returns logits `[B, N, V]`, features `[B, N, M]`, cache."""
+    def decode(
+        self, params: Params, cache: Any, tokens: jax.Array, layout: "Layout | None" = None
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """Feeds `tokens` `[B, N]`; returns logits `[B, N, V]`, features `[B, N, M]`, cache.
+
+        They go into the slots after the cache's `length`; `layout` says where they stand in the
+        text and what they see, None that they follow each other (see `tree.layout`).
+        """
 
     def head(self, params: Params, features: jax.Array) -> jax.Array:
         """Logits `[B, N, V]` of features `[B, N, M]`. Asking for few positions costs for few."""
@@ -55,24 +61,52 @@ class Draws(Protocol):
         """An index in proportion to `weights` `[B, V]`, zero weights never; returns `[B] int32`."""
 
 
+class Options(struct.PyTreeNode):
+    """How logits become a distribution: what `sampling.process` reads. One entry per row.
+
+    An option that no row uses is None, which is static: it costs nothing. `sampling.Sampling` says
+    what each means.
+
+    Attributes:
+      temperature: `[B] float32`; below `sampling.GREEDY_BELOW` a row is greedy.
+      repetition_penalty, top_p, min_p: `[B] float32`, or None.
+      top_k, min_new_tokens: `[B] int32`, or None.
+      eos_ids: the end tokens, which `min_new_tokens` holds back. Static.
+      num_ids: ids that exist; the vocabulary's rows beyond are padding. None: all. Static.
+    """
+
+    temperature: jax.Array
+    repetition_penalty: jax.Array | None = None
+    min_new_tokens: jax.Array | None = None
+    top_k: jax.Array | None = None
+    top_p: jax.Array | None = None
+    min_p: jax.Array | None = None
+    eos_ids: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    num_ids: int | None = struct.field(pytree_node=False, default=None)
+
+
 class Context(struct.PyTreeNode):
     """What a drafter may look at.
 
     Attributes:
       tokens: `[B, T]` ids committed so far, the start token first; the pad id beyond `length`.
       length: `[B]` number of committed ids, start token included.
+      prefix_length: `[B]`, how many of them were given; the others were generated.
       source_ids: `[B, S]`.
       source_mask: `[B, S] bool`, True at real source tokens.
       encoded: `[B, S, M]`, the target's encoder output.
-      temperature: `[B] float32`; `sampling.process` turns it and logits into a distribution.
+      options: with logits and `sampling.history` they make a distribution.
+      seen: `[B, V] bool`, ids among the committed ones; None where no penalty asks for it.
     """
 
     tokens: jax.Array
     length: jax.Array
+    prefix_length: jax.Array
     source_ids: jax.Array
     source_mask: jax.Array
     encoded: jax.Array
-    temperature: jax.Array
+    options: Options
+    seen: jax.Array | None
 
     def last_tokens(self, count: int) -> tuple[jax.Array, jax.Array]:
         """The last `count` committed ids of each row, as a window into `tokens`.
@@ -86,32 +120,78 @@ class Context(struct.PyTreeNode):
         return jnp.take_along_axis(self.tokens, index, axis=1), start
 
 
-class Draft(struct.PyTreeNode):
-    """A chain of K proposed tokens per row.
+class Layout(NamedTuple):
+    """Where the new tokens of a decoder call stand in the text, and what they see.
 
     Attributes:
-      tokens: `[B, K]`.
-      num_drafted: `[B]` in 0..K; tokens at or beyond it are not proposed.
-      probs: `[B, K, V]`, the q that each token was drawn from; None for deterministic drafts,
-        whose q is one-hot.
+      positions: `[B, N]`, of each new token in its text, the start token at 0.
+      key_positions: `[1 or B, T]`, of what each cache slot holds.
+      visible: `[B, N, T] bool`, True where a new token may look.
+    """
+
+    positions: jax.Array
+    key_positions: jax.Array
+    visible: jax.Array
+
+
+class Tree(struct.PyTreeNode):
+    """The topology of a token tree. `tree.py` has its functions.
+
+    The call that verifies a draft holds N + 1 tokens: at call position 0 the root, which is the last
+    committed token, and node i at call position i + 1. Parents precede their children, and siblings
+    stand in the order in which they were drawn.
+
+    Attributes:
+      parents: `[B, N]`, call position of each node's parent, in 0..N - 1.
+      valid: `[B, N] bool`; False: padding, never accepted and seen by its descendants only.
+      max_depth: D, edges from the root to the deepest node; the most tokens that can be accepted. Static.
+    """
+
+    parents: jax.Array
+    valid: jax.Array
+    max_depth: int = struct.field(pytree_node=False)
+
+
+class Draft(struct.PyTreeNode):
+    """What was proposed: a chain of K tokens per row, or a tree of N.
+
+    Attributes:
+      tokens: `[B, N]`; N is K for a chain.
+      num_drafted: `[B]` proposed tokens; those of a chain at or beyond it are not proposed.
+      probs: `[B, P, V]`, the q from which the children of call position p were drawn, before any of
+        them was ruled out; for a chain P = K. Positions at or beyond P have no children. None: the
+        children were not drawn (argmax, look-up), their q is one-hot.
+      tree: the topology; None for a chain.
+      with_replacement: siblings are independent draws from q. Otherwise each was drawn from what q
+        leaves after those before it. Static; of no meaning for a chain.
     """
 
     tokens: jax.Array
     num_drafted: jax.Array
     probs: jax.Array | None
+    tree: Tree | None = None
+    with_replacement: bool = struct.field(pytree_node=False, default=False)
+
+    @property
+    def max_depth(self) -> int:
+        """The most drafts that can be accepted: K for a chain. Static."""
+        return self.tokens.shape[1] if self.tree is None else self.tree.max_depth
 
 
 class Verdict(NamedTuple):
     """What a rule decides.
 
     Attributes:
-      num_accepted: `[B]` in 0..num_drafted.
+      num_accepted: `[B]` in 0..max_depth.
       next_token: `[B]`, the token after the accepted ones: from the residual, or the bonus
         token when all were accepted.
+      path: `[B, max_depth]`, call positions of the accepted nodes of a tree, in order; 0 beyond
+        `num_accepted`. None for a chain, whose path is 1, 2, ...
     """
 
     num_accepted: jax.Array
     next_token: jax.Array
+    path: jax.Array | None = None
 
 
 class Round(NamedTuple):
@@ -119,13 +199,15 @@ class Round(NamedTuple):
 
     Attributes:
       context: the context after the round.
+      root: `[B]`, slot and position of the last token committed before it.
       draft: what was proposed.
       verdict: what was accepted, before cutting at an end token or the length limit.
-      logits: `[B, K + 1, V]` of the target.
-      features: `[B, K + 1, M]` of the target.
+      logits: `[B, N + 1, V]` of the target.
+      features: `[B, N + 1, M]` of the target.
     """
 
     context: Context
+    root: jax.Array
     draft: Draft
     verdict: Verdict
     logits: jax.Array
@@ -140,7 +222,11 @@ class Drafter(Protocol):
 
     @property
     def num_draft(self) -> int:
-        """K, the most tokens a round drafts. Static."""
+        """N, tokens a round drafts at most: K for a chain, the nodes of a tree. Static."""
+
+    @property
+    def max_depth(self) -> int:
+        """The most of them that can be accepted; for a chain K. Static."""
 
     def init(self, params: Params, context: Context, prefix_width: int) -> State:
         """The state before the first round; `prefix_width` static: no row has more ids yet."""
@@ -148,17 +234,17 @@ class Drafter(Protocol):
     def propose(
         self, params: Params, state: State, context: Context, draws: Draws | None
     ) -> tuple[Draft, State]:
-        """Drafts K tokens for every row."""
+        """Drafts for every row."""
 
     def commit(self, params: Params, state: State, round: Round) -> State:
         """The state for the next round, after what the target accepted."""
 
 
 class AcceptanceRule(Protocol):
-    """Keeps a prefix of a draft and chooses the token after it. Frozen, hashable, stateless."""
+    """Keeps a path of a draft and chooses the token after it. Frozen, hashable, stateless."""
 
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
-        """Judges `draft` by `target_probs` `[B, K + 1, V]`, p at each position of the chain."""
+        """Judges `draft` by `target_probs` `[B, N + 1, V]`, p after each token of the call."""
 
 
 class FinishReason(enum.IntEnum):
@@ -168,6 +254,7 @@ class FinishReason(enum.IntEnum):
     EOS = 1
     LENGTH = 2
     NONFINITE = 3
+    STOP = 4
 
 
 class Stats(struct.PyTreeNode):
@@ -176,8 +263,8 @@ class Stats(struct.PyTreeNode):
     Attributes:
       num_rounds: `[B]`, target calls.
       num_drafted: `[B]`, proposed tokens.
-      tested: `[B, K]`, rounds in which the draft at this position was judged.
-      accepted: `[B, K]`, rounds in which it was accepted (and committed).
+      tested: `[B, K]`, rounds in which a draft at this position (depth of a tree) was judged.
+      accepted: `[B, K]`, rounds in which one was accepted (and committed).
       num_emitted: `[B]`, committed tokens.
     """
 
@@ -210,8 +297,8 @@ class Generation(struct.PyTreeNode):
       tokens: `[B, bucket]` emitted ids, without start token and prefix; the end token is kept,
         the pad id follows.
       log_probs: `[B, bucket] float32`, log softmax of the target's raw logits at each; 0 after.
-      processed_log_probs: `[B, bucket] float32`, log of the distribution sampled from (temperature
-        applied; 0 for greedy rows, whose distribution is one-hot); 0 after.
+      processed_log_probs: `[B, bucket] float32`, log of the distribution sampled from (0 for greedy
+        rows, whose distribution is one-hot); 0 after.
       length: `[B]` number of emitted ids.
       finish_reason: `[B]`, a `FinishReason`.
       stats: counts per row.

@@ -16,7 +16,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob(
 # direction; two files that share a line may not.
 ORDER = (
     ("types",),
-    ("sampling",),
+    ("sampling", "draws"),
     ("tree",),
     ("cache",),
     ("acceptance",),

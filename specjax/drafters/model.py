@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax import cache as cache_lib
 from specjax import sampling
-from specjax.sampling import Stream
+from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
@@ -30,32 +30,29 @@ class ModelDrafter:
     network: Network
     num_draft: int
 
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.num_draft
+
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources with the draft's own encoder and feeds the decoder prefix."""
-        encoded = self.network.encode(params, context.source_ids, context.source_mask)
-        # One slot per committed id and one per draft: no write of a round can fall outside.
-        num_slots = context.tokens.shape[1] + self.num_draft
-        cache = self.network.init_cache(params, encoded, context.source_mask, num_slots)
-        if prefix_width > 1:
-            _, _, cache = self.network.decode(params, cache, context.tokens[:, : prefix_width - 1])
-        return cache
+        return init_cache(self.network, params, context, prefix_width, self.num_draft)
 
     def propose(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
     ) -> tuple[Draft, cache_lib.Cache]:
         """K steps of the draft model; every row drafts K tokens."""
-        window, start = context.last_tokens(2)
-        cache = cache_lib.rollback(cache, start)
-        _, features, cache = self.network.decode(params, cache, window)
-        cache = cache_lib.rollback(cache, context.length)
-        last = (context.length - 1 - start)[:, None, None]
-        logits = self.network.head(params, jnp.take_along_axis(features, last, axis=1))
+        logits, cache = catch_up(self.network, params, cache, context)
 
         def put(draft: Draft, logits: jax.Array, position: jax.typing.ArrayLike) -> Draft:
             """Draws the draft at `position` from `logits` `[B, 1, V]`."""
+            before = (jnp.arange(self.num_draft) < position)[None, None]
+            history = sampling.history(context, draft.tokens, before)
             if draws is None or draft.probs is None:
-                return draft.replace(tokens=_set(draft.tokens, sampling.argmax(logits[:, 0]), position))
-            probs = sampling.process(logits[:, 0], context.temperature)
+                token = sampling.argmax(sampling.adjust(logits, context.options, history))[:, 0]
+                return draft.replace(tokens=_set(draft.tokens, token, position))
+            probs = sampling.process(logits, context.options, history)[:, 0]
             token = draws.choose(Stream.DRAFT.at(position), probs)
             return draft.replace(
                 tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
@@ -74,16 +71,41 @@ class ModelDrafter:
 
     def _empty(self, context: Context, logits: jax.Array, draws: Draws | None) -> Draft:
         """A draft of K tokens to be filled; q is kept only where something is drawn from it."""
-        num_rows, num_entries = logits.shape[0], logits.shape[-1]
+        num_rows, num_ids = logits.shape[0], context.options.num_ids or logits.shape[-1]
         tokens = jnp.zeros((num_rows, self.num_draft), jnp.int32)
         dtype = jnp.promote_types(logits.dtype, jnp.float32)
-        probs = None if draws is None else jnp.zeros((num_rows, self.num_draft, num_entries), dtype)
+        probs = None if draws is None else jnp.zeros((num_rows, self.num_draft, num_ids), dtype)
         return Draft(tokens, jnp.full_like(context.length, self.num_draft), probs)
 
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Nothing to do: the next `propose` rolls back to what was committed."""
         del params, round
         return cache
+
+
+def init_cache(
+    network: Network, params: Params, context: Context, prefix_width: int, num_draft: int
+) -> cache_lib.Cache:
+    """A draft model's cache after its encoder and the decoder prefix, all but the last token."""
+    encoded = network.encode(params, context.source_ids, context.source_mask)
+    # One slot per committed id and one per draft: no write of a round can fall outside.
+    num_slots = context.tokens.shape[1] + num_draft
+    cache = network.init_cache(params, encoded, context.source_mask, num_slots)
+    if prefix_width > 1:
+        _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])
+    return cache
+
+
+def catch_up(
+    network: Network, params: Params, cache: cache_lib.Cache, context: Context
+) -> tuple[jax.Array, cache_lib.Cache]:
+    """Feeds the last two committed tokens; returns logits `[B, 1, V]` after the last, and the cache."""
+    window, start = context.last_tokens(2)
+    cache = cache_lib.rollback(cache, start)
+    _, features, cache = network.decode(params, cache, window)
+    cache = cache_lib.rollback(cache, context.length)
+    last = (context.length - 1 - start)[:, None, None]
+    return network.head(params, jnp.take_along_axis(features, last, axis=1)), cache
 
 
 def _set(values: jax.Array, entry: jax.Array, position: jax.typing.ArrayLike) -> jax.Array:

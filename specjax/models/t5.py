@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
+from specjax import tree
 from specjax.models.config import PRESETS, T5Config
+from specjax.types import Layout
 
 __all__ = ["PRESETS", "T5", "T5Config", "T5Network"]
 
@@ -181,22 +183,22 @@ class RelativeBias(nn.Module):
     two_sided: bool
 
     @nn.compact
-    def __call__(self, query_positions: jax.Array, num_keys: int) -> jax.Array:
-        """Bias for absolute query positions `[B or 1, N] int32` over keys 0..num_keys - 1.
+    def __call__(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
+        """Bias between absolute positions `[B or 1, N]` and `[B or 1, T]`, all below T.
 
         Returns:
-          `[B or 1, H, N, num_keys] float32`.
+          `[B or 1, H, N, T] float32`.
         """
         c = self.config
         init = nn.initializers.normal(c.d_model**-0.5)
         table = self.param("table", init, (c.num_buckets, c.num_heads)).astype(jnp.float32)
+        num_keys = key_positions.shape[1]
         # One entry per possible distance: a constant for the compiler, so no logarithm at run time.
         distances = jnp.arange(-num_keys, num_keys + 1)
         buckets = relative_bucket(
             distances, two_sided=self.two_sided, num_buckets=c.num_buckets, max_distance=c.max_distance
         )
-        # [B, N, num_keys]
-        offsets = jnp.arange(num_keys)[None, None, :] - query_positions[..., None] + num_keys
+        offsets = key_positions[:, None, :] - query_positions[..., None] + num_keys  # [B, N, T]
         return table.T[:, buckets][:, jnp.clip(offsets, 0, 2 * num_keys)].swapaxes(0, 1)
 
 
@@ -303,7 +305,8 @@ class T5(nn.Module):
         """
         x = self._embed(source_ids, deterministic)
         num_source = source_ids.shape[1]
-        bias = self.encoder_bias(jnp.arange(num_source)[None], num_source)
+        positions = jnp.arange(num_source)[None]
+        bias = self.encoder_bias(positions, positions)
         for layer in self.encoder_layers:
             x = layer(x, bias, source_mask[:, None, :], deterministic)
         return self.dropout(self.encoder_norm(x), deterministic=deterministic)
@@ -331,13 +334,14 @@ class T5(nn.Module):
         )
 
     def decode(
-        self, tokens: jax.Array, cache: Cache, deterministic: bool = True
+        self, tokens: jax.Array, cache: Cache, deterministic: bool = True, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, Cache]:
-        """Feeds N tokens that follow what the cache holds.
+        """Feeds N tokens after what the cache holds.
 
         Args:
-          tokens: `[B, N] int32`; row b's tokens stand at positions length[b]..length[b] + N - 1.
+          tokens: `[B, N] int32`; row b's tokens go into slots length[b]..length[b] + N - 1.
           cache: the cache; the caller sees to it that length + N <= T.
+          layout: where the tokens stand and what they see; None: they follow each other.
 
         Returns:
           logits `[B, N, V] float32` of the token after each position, features `[B, N, M]`
@@ -345,14 +349,13 @@ class T5(nn.Module):
           with N more tokens.
         """
         num_new = tokens.shape[1]
-        positions = cache.length[:, None] + jnp.arange(num_new)[None, :]
-        num_keys = cache.num_slots or num_new
-        visible = jnp.arange(num_keys)[None, None, :] <= positions[:, :, None]
-        bias = self.decoder_bias(positions, num_keys)
+        if layout is None:
+            layout = tree.chain_layout(cache.length, num_new, cache.num_slots or num_new)
+        bias = self.decoder_bias(layout.positions, layout.key_positions)
         x = self._embed(tokens, deterministic)
         keys, values = [], []
         for index, layer in enumerate(self.decoder_layers):
-            x, layer_keys, layer_values = layer(x, cache, index, bias, visible, deterministic)
+            x, layer_keys, layer_values = layer(x, cache, index, bias, layout.visible, deterministic)
             keys.append(layer_keys)
             values.append(layer_values)
         features = self.dropout(self.decoder_norm(x), deterministic=deterministic)
@@ -399,13 +402,15 @@ class T5Network:
         """See `T5.init_cache`."""
         return self._apply(params, encoded, source_mask, num_slots, method="init_cache")
 
-    def decode(self, params: Any, cache: Cache, tokens: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+    def decode(
+        self, params: Any, cache: Cache, tokens: jax.Array, layout: Layout | None = None
+    ) -> tuple[jax.Array, jax.Array, Cache]:
         """See `T5.decode`."""
-        return self._apply(params, tokens, cache, method="decode")
+        return self._apply(params, tokens, cache, layout=layout, method="decode")
 
     def head(self, params: Any, features: jax.Array) -> jax.Array:
         """See `T5.logits`."""
         return self._apply(params, features, method="logits")
 
-    def _apply(self, params: Any, *args: Any, method: str) -> Any:
-        return T5(self.config).apply({"params": params}, *args, method=method)
+    def _apply(self, params: Any, *args: Any, method: str, **options: Any) -> Any:
+        return T5(self.config).apply({"params": params}, *args, method=method, **options)

@@ -1,0 +1,165 @@
+"""What is enumerated: drafters, rules and sampling options on toy networks small enough for it.
+
+`experiments.losslessness` reports all of them; the tests run them too.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from experiments import exact_law
+from specjax import acceptance, rounds
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.sampling import Sampling
+from specjax.types import AcceptanceRule, Drafter
+
+SOURCE = np.array([2, 1, 0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An enumeration.
+
+    Attributes:
+      rule: gives the rule; called late, so that a fault planted in it is the one that runs.
+      branching: of a drafted tree; a chain has ones only; empty: plain decoding.
+      is_tree: whether a chain is drafted as a tree.
+      with_replacement: how siblings are drawn.
+      deterministic: argmax (top-k) drafts, whose q is one-hot.
+      draft_vocab_size: where the draft's vocabulary is padded to another size.
+      num_tokens: length of the sequences whose law is compared.
+    """
+
+    rule: Callable[[], AcceptanceRule] = lambda: acceptance.speculative
+    options: Sampling = Sampling(temperature=0.6)
+    vocab_size: int = 3
+    branching: tuple[int, ...] = (1, 1)
+    is_tree: bool = False
+    with_replacement: bool = False
+    deterministic: bool = False
+    num_tokens: int = 4
+    prefix: tuple[int, ...] = (0,)
+    eos_ids: tuple[int, ...] = ()
+    limit: int | None = None
+    num_ids: int | None = None
+    draft_vocab_size: int | None = None
+    dtype: type = np.float64
+
+    def drafter(self) -> Drafter | None:
+        """A toy model behind a real drafter."""
+        network = exact_law.ToyNetwork(self.draft_vocab_size or self.vocab_size)
+        if not self.branching:
+            return None
+        drafter: Drafter = ModelDrafter(network, len(self.branching))
+        if self.is_tree or set(self.branching) != {1}:
+            drafter = ModelTreeDrafter(network, self.branching, self.with_replacement)
+        return exact_law.ArgmaxDrafter(drafter) if self.deterministic else drafter
+
+    def program(self) -> rounds.Program:
+        """What runs."""
+        target = exact_law.ToyNetwork(self.vocab_size)
+        return rounds.Program(target, self.drafter(), self.rule(), 8, len(self.prefix), self.eos_ids, 0)
+
+    def params(self, twin: bool = False) -> rounds.AllParams:
+        """Tables of target and draft; the same one for both if `twin`."""
+        sizes = (self.vocab_size, self.draft_vocab_size or self.vocab_size)
+        tables = [exact_law.random_table(seed, size, dtype=self.dtype) for seed, size in enumerate(sizes)]
+        return rounds.AllParams(tables[0], tables[0] if twin else tables[1])
+
+    def run(self, twin: bool = False) -> tuple[exact_law.Law, dict[tuple[int, ...], float]]:
+        """The law of the real rounds, and the target's own."""
+        params = self.params(twin)
+        with jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext():
+            law = exact_law.exact_law(
+                self.program(), params, SOURCE, self.num_tokens, self.options, np.array(self.prefix),
+                self.limit, self.num_ids,
+            )  # fmt: skip
+        num_tokens = min(self.num_tokens, self.limit or self.num_tokens)
+        expected = exact_law.target_law(
+            params.target, SOURCE, num_tokens, self.options, np.array(self.prefix), self.eos_ids, self.num_ids
+        )
+        return law, expected
+
+
+RULES: dict[str, Callable[[], AcceptanceRule]] = {
+    "speculative": lambda: acceptance.speculative,
+    "block": lambda: acceptance.block,
+    "multi_round": lambda: acceptance.multi_round,
+}
+LOSSY: dict[str, Callable[[], AcceptanceRule]] = {
+    "Lenient(0.5)": lambda: acceptance.Lenient(0.5),
+    "Typical()": lambda: acceptance.Typical(),
+}
+ALL_OPTIONS = Sampling(
+    temperature=0.7, top_k=3, top_p=0.8, min_p=0.2, repetition_penalty=1.5, min_new_tokens=2
+)
+OPTIONS: dict[str, Case] = {
+    "temperature 0.6": Case(),
+    "temperature 1": Case(options=Sampling()),
+    "temperature 0": Case(options=Sampling(temperature=0.0)),
+    "top-k": Case(options=Sampling(top_k=2)),
+    "top-p": Case(options=Sampling(top_p=0.7)),
+    "min-p": Case(options=Sampling(min_p=0.4)),
+    "repetition penalty": Case(options=Sampling(repetition_penalty=1.7), prefix=(0, 2)),
+    "minimum length": Case(options=Sampling(min_new_tokens=2), eos_ids=(2,)),
+    "end token inside the draft": Case(eos_ids=(2,)),
+    "limit cuts the draft": Case(limit=3),
+    "prefix, end tokens, all options": Case(
+        options=ALL_OPTIONS, vocab_size=4, prefix=(0, 2, 1), eos_ids=(2, 3), num_tokens=3
+    ),
+    "padded vocabularies": Case(vocab_size=5, draft_vocab_size=4, num_ids=3, num_tokens=3),
+    "float32": Case(dtype=np.float32, eos_ids=(2,)),
+}
+CHAINS: dict[str, Case] = {
+    "1 draft of 4": Case(vocab_size=4, branching=(1,)),
+    "2 drafts of 4": Case(vocab_size=4, num_tokens=3),
+    "3 drafts of 2": Case(vocab_size=2, branching=(1, 1, 1), num_tokens=5),
+    "3 drafts of 3": Case(branching=(1, 1, 1), eos_ids=(2,)),
+    "2 argmax drafts": Case(deterministic=True),
+}
+TREES: dict[str, Case] = {
+    "chain drafted as a tree": Case(is_tree=True),
+    "2": Case(branching=(2,)),
+    "3 of 4": Case(branching=(3,), vocab_size=4, num_tokens=3),
+    "2x1": Case(branching=(2, 1), num_tokens=3, eos_ids=(2,)),
+    "1x2": Case(branching=(1, 2), num_tokens=4),
+}
+
+
+def all_cases() -> dict[tuple[str, str, str], Case]:
+    """(rule, drafter, options) -> case; every lossless rule with every option that it can meet."""
+    cases = {("none", "plain decoding", "temperature 0.6"): Case(branching=())}
+    for rule, give in RULES.items():
+        cases |= {
+            (rule, "chain of 2", name): dataclasses.replace(case, rule=give) for name, case in OPTIONS.items()
+        }
+        cases |= {
+            (rule, name, "temperature 0.6"): dataclasses.replace(case, rule=give)
+            for name, case in CHAINS.items()
+        }
+    how = {"with replacement": dict(with_replacement=True), "without replacement": {}}
+    for kind, change in how.items():
+        tree_options = {name: dataclasses.replace(case, branching=(2,)) for name, case in OPTIONS.items()}
+        cases |= {
+            ("multi_round", f"tree 2, {kind}", name): dataclasses.replace(
+                case, rule=RULES["multi_round"], **change
+            )
+            for name, case in tree_options.items()
+        }
+    for kind, change in (how | {"top-k children": dict(deterministic=True)}).items():
+        cases |= {
+            ("multi_round", f"tree {name}, {kind}", "temperature 0.6"): dataclasses.replace(
+                case, rule=RULES["multi_round"], **change
+            )
+            for name, case in TREES.items()
+        }
+    return cases
+
+
+def lossy_cases() -> dict[tuple[str, str, str], Case]:
+    """The rules that say that they are lossy, and must be seen to be."""
+    return {(rule, "chain of 2", "temperature 0.6"): Case(rule=give) for rule, give in LOSSY.items()}

@@ -1,0 +1,122 @@
+"""The topology of a token tree: depths, ancestors, and where its nodes stand in a decoder call.
+
+Axes: B rows, N nodes, D depth, T cache slots.
+
+    call position   0     1  2  3  4  5        the cat sat          text so far; "sat" is the root
+    token           sat   on by up the a                 |- on - the
+    parents               0  0  0  1  1                  |     `- a
+    depth           0     1  1  1  2  2                  |- by
+                                                         `- up
+
+A node's token stands at the root's position plus its depth; it sees the text and its ancestors. In
+the cache a call's tokens lie side by side, whatever their depth: `cache.keep_path` then moves the
+accepted ones together.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.types import Draft, Layout, Tree
+
+
+def from_branching(branching: Sequence[int], num_rows: int) -> Tree:
+    """A tree in which every node of depth d has `branching[d]` children; nodes in breadth-first order.
+
+    A chain of K is `(1,) * K`.
+
+    Args:
+      branching: children per node, each at least 1. Static.
+      num_rows: B.
+    """
+    starts = level_starts(branching)
+    levels = [np.arange(starts[depth], starts[depth + 1]) for depth in range(len(branching))]
+    parents = np.concatenate([np.repeat(x, width) for x, width in zip(levels, branching, strict=True)])
+    of_row = jnp.broadcast_to(jnp.asarray(parents, jnp.int32)[None], (num_rows, len(parents)))
+    return Tree(of_row, jnp.ones(of_row.shape, bool), len(branching))
+
+
+def of(draft: Draft) -> Tree:
+    """The draft's tree; a chain as the tree of width 1."""
+    if draft.tree is not None:
+        return draft.tree
+    num_rows, num_draft = draft.tokens.shape
+    order = jnp.arange(num_draft)[None, :]
+    parents = jnp.broadcast_to(order, (num_rows, num_draft))
+    return Tree(parents, order < draft.num_drafted[:, None], num_draft)
+
+
+def level_starts(branching: Sequence[int]) -> list[int]:
+    """Call positions at which the levels of such a tree begin, the root's first; its end is the last."""
+    sizes = [math.prod(branching[:depth]) for depth in range(len(branching) + 1)]
+    return np.cumsum([0, *sizes]).tolist()
+
+
+def ancestors(tree: Tree) -> jax.Array:
+    """`[B, N + 1, N + 1] bool`: True where the second call position is the first or above it."""
+    num_rows, num_nodes = tree.parents.shape
+    parents = jnp.pad(tree.parents, ((0, 0), (1, 0)))  # the root's parent is the root
+    itself = jnp.broadcast_to(jnp.eye(num_nodes + 1, dtype=bool)[None], (num_rows, *[num_nodes + 1] * 2))
+    above = itself
+    for _ in range(tree.max_depth):
+        above = itself | jnp.take_along_axis(above, parents[:, :, None], axis=1)
+    return above
+
+
+def depths(tree: Tree) -> jax.Array:
+    """`[B, N + 1] int32`, edges from the root to each call position."""
+    return ancestors(tree).sum(-1, dtype=jnp.int32) - 1
+
+
+def before(draft: Draft) -> jax.Array:
+    """Which drafted tokens precede each position of the call: `[1 or B, N + 1, N] bool`.
+
+    A token precedes its own call position, whose logits are of the token after it.
+    """
+    if draft.tree is not None:
+        return ancestors(draft.tree)[:, :, 1:]
+    return chain_before(draft.tokens.shape[1])
+
+
+def chain_before(num_draft: int) -> jax.Array:
+    """The same for a chain of K: `[1, K + 1, K] bool`, a triangle."""
+    return (jnp.arange(num_draft)[None, :] < jnp.arange(num_draft + 1)[:, None])[None]
+
+
+def chain_layout(start: jax.Array, num_new: int, num_slots: int) -> Layout:
+    """The layout of N tokens that follow each other: slot, position and order are one.
+
+    Args:
+      start: `[B]` slot of each row's first new token.
+      num_new: N. Static.
+      num_slots: T. Static.
+    """
+    positions = start[:, None] + jnp.arange(num_new)[None, :]
+    slots = jnp.arange(num_slots)[None, :]
+    return Layout(positions, slots, slots[:, None, :] <= positions[:, :, None])
+
+
+def layout(tree: Tree, start: jax.Array, num_slots: int, first: int = 0, last: int | None = None) -> Layout:
+    """The layout of call positions `first`..`last` - 1 of a tree whose root is in slot `start`.
+
+    Args:
+      tree: the topology.
+      start: `[B]` slot of each row's root, which is also its position.
+      num_slots: T. Static.
+      first, last: part of the call; those before it are in the cache already. Static.
+    """
+    above = ancestors(tree)
+    depth = above.sum(-1, dtype=jnp.int32) - 1
+    num_call = above.shape[1]
+    slots = jnp.arange(num_slots)[None, :]
+    node = slots - start[:, None]  # the call position that each slot holds
+    in_call = (node >= 0) & (node < num_call)
+    node = jnp.clip(node, 0, num_call - 1)
+    key_positions = jnp.where(in_call, start[:, None] + jnp.take_along_axis(depth, node, axis=1), slots)
+    part = above[:, first:last]
+    seen = jnp.take_along_axis(part, jnp.broadcast_to(node[:, None], (*part.shape[:2], num_slots)), axis=2)
+    visible = jnp.where(in_call[:, None], seen, (slots < start[:, None])[:, None])
+    return Layout(start[:, None] + depth[:, first:last], key_positions, visible)
