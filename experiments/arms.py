@@ -9,14 +9,16 @@ import numpy as np
 from rich.console import Console
 
 from experiments import measure, progress
-from specjax import analysis, api, decode
+from specjax import acceptance, analysis, api, decode
 from specjax.drafters import BoundDrafter
-from specjax.types import Generation
+from specjax.sampling import Sampling
+from specjax.types import AcceptanceRule, Generation
 
 
 def requests(
     target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], *, batch_size: int,
-    temperature: float, max_new_tokens: int, seed: int, truncate: bool = False,
+    sampling: Sampling | None, max_new_tokens: int, seed: int, truncate: bool = False,
+    rule: AcceptanceRule = acceptance.speculative,
 ) -> list[decode.Prepared]:  # fmt: skip
     """One checked request per batch; the last is filled up with copies of the last source.
 
@@ -33,12 +35,14 @@ def requests(
             mask,
             drafter=drafter and drafter.drafter,
             drafter_params=drafter and drafter.params,
-            temperature=temperature,
+            rule=rule,
+            sampling=sampling,
             max_new_tokens=max_new_tokens,
             seed=np.arange(first, first + batch_size) + seed,
             eos_ids=(target.config.eos_id,),
             pad_id=target.config.pad_id,
             start_id=target.config.start_id,
+            num_ids=api.num_ids(target),
         )
 
     return [request(first) for first in range(0, len(sources), batch_size)]
@@ -103,7 +107,7 @@ def time_arms(
         speculative_ms=measure.Spread.of(per_token["speculative"]),
         speedup=measure.Spread.of(ratios),
         costs=costs,
-        predicted=float(analysis.predicted_speedup(gain, program.num_draft, costs.c, costs.v, costs.o)),
+        predicted=float(analysis.predicted_speedup(gain, program.max_depth, costs.c, costs.v, costs.o)),
     )
 
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import cache as cache_lib
 from specjax import acceptance, rounds, sampling
+from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.draws import Stream
 from specjax.sampling import Sampling

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, identity, measure, results
+from experiments import arms, identity, measure, options, results
 from specjax import api, data, decode, metrics, sampling
 from specjax.drafters import BoundDrafter
 from specjax.types import Generation
@@ -34,7 +34,6 @@ _REFERENCES = flags.DEFINE_string("references", None, "File with one reference a
 _PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.")
-_NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "K, drafted tokens a round; several: a column each.")
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
@@ -64,7 +63,8 @@ def build(
 ) -> list[decode.Prepared]:
     """The batches of one arm."""
     return arms.requests(
-        target, drafter, sources, batch_size=_BATCH_SIZE.value, temperature=temperature,
+        target, drafter, sources, batch_size=_BATCH_SIZE.value, sampling=options.sampling(temperature),
+        rule=options.rule(),
         max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value, truncate=_TRUNCATE.value,
     )  # fmt: skip
 
@@ -144,18 +144,19 @@ def compare(
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     plain_texts = api.to_output(target.tokenizer, plain).texts
     rows = []
-    for num_draft in map(int, _NUM_DRAFT.value):
-        batches = build(target, specjax.drafters.from_model(draft, num_draft), sources, temperature)
-        spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {num_draft}", console)
+    for column in options.columns():
+        batches = build(target, options.drafter(draft, column), sources, temperature)
+        spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
         row: dict[str, object] = {
-            "temperature": temperature, "num_draft": num_draft, "batch_size": _BATCH_SIZE.value,
+            "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
+            "batch_size": _BATCH_SIZE.value,
             "dtype": target.config.dtype, "seed": _SEED.value, **counts(spec),
         }  # fmt: skip
         if not sampled:
             found = identity.differences(plain, spec, plain_batches)
             row["identical_to_target"] = f"{len(sources) - len(found)} of {len(sources)}"
             row["num_near_ties"] = sum(d.is_near_tie for d in found)
-            if num_draft == int(_NUM_DRAFT.value[0]):
+            if column == options.columns()[0]:
                 show_rows(
                     console,
                     sources,

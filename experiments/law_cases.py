@@ -18,6 +18,7 @@ from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Drafter
 
 SOURCE = np.array([2, 1, 0])
+WARM = Sampling(temperature=0.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Case:
     """
 
     rule: Callable[[], AcceptanceRule] = lambda: acceptance.speculative
-    options: Sampling = Sampling(temperature=0.6)
+    options: Sampling = WARM
     vocab_size: int = 3
     branching: tuple[int, ...] = (1, 1)
     is_tree: bool = False
@@ -70,19 +71,25 @@ class Case:
         tables = [exact_law.random_table(seed, size, dtype=self.dtype) for seed, size in enumerate(sizes)]
         return rounds.AllParams(tables[0], tables[0] if twin else tables[1])
 
-    def run(self, twin: bool = False) -> tuple[exact_law.Law, dict[tuple[int, ...], float]]:
-        """The law of the real rounds, and the target's own."""
-        params = self.params(twin)
+    def run(self, twin: bool = False) -> exact_law.Law:
+        """The law of the real rounds."""
         with jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext():
-            law = exact_law.exact_law(
-                self.program(), params, SOURCE, self.num_tokens, self.options, np.array(self.prefix),
-                self.limit, self.num_ids,
+            return exact_law.exact_law(
+                self.program(), self.params(twin), SOURCE, self.num_tokens, self.options,
+                np.array(self.prefix), self.limit, self.num_ids,
             )  # fmt: skip
+
+    def target_law(self) -> dict[tuple[int, ...], float]:
+        """The law of the target alone, in numpy."""
         num_tokens = min(self.num_tokens, self.limit or self.num_tokens)
-        expected = exact_law.target_law(
-            params.target, SOURCE, num_tokens, self.options, np.array(self.prefix), self.eos_ids, self.num_ids
-        )
-        return law, expected
+        return exact_law.target_law(
+            self.params().target, SOURCE, num_tokens, self.options, np.array(self.prefix), self.eos_ids,
+            self.num_ids,
+        )  # fmt: skip
+
+    def error(self, twin: bool = False) -> float:
+        """The largest difference of a probability between the two."""
+        return exact_law.law_error(self.run(twin).probability, self.target_law())
 
 
 RULES: dict[str, Callable[[], AcceptanceRule]] = {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax import decode, sampling
+from specjax import decode, draws
 from specjax.rounds import AllParams, LoopState, Program
 
 
@@ -59,8 +59,8 @@ class RoundCosts:
 
     Attributes:
       plain_s: seconds of a plain round: a target call on one token and the choice of the next.
-      c: one draft step.
-      v: the target call on K + 1 tokens.
+      c: one draft step; for a tree, one level of it.
+      v: the target call on N + 1 tokens.
       o: everything else.
     """
 
@@ -99,9 +99,9 @@ def round_costs(
         jax.block_until_ready(arm())
     times = list(alternate(arms, repeats))
     median = {name: float(np.median([t[name] for t in times])) / _TIMES for name in arms}
-    unit, num_draft = median["plain"], program.num_draft
+    unit, num_steps = median["plain"], program.max_depth
     rest = median["round"] - median["draft"] - median["verify"]
-    return RoundCosts(unit, median["draft"] / num_draft / unit, median["verify"] / unit, rest / unit)
+    return RoundCosts(unit, median["draft"] / num_steps / unit, median["verify"] / unit, rest / unit)
 
 
 _TIMES = 30
@@ -130,8 +130,8 @@ def _round(program: Program, sampled: bool, params: AllParams, state: LoopState)
 
 
 def _draft(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
-    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
-    draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, draws)
+    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, keys)
     seeds = state.seeds + draft.tokens.sum().astype(state.seeds.dtype)  # so that nothing is left out
     return state.replace(drafter_state=drafter_state, seeds=seeds)
 

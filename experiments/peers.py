@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
     with console.status("loading"):
         target, draft = specjax.load(_TARGET.value), specjax.load(_DRAFT.value)
     sources = [line for line in data.read_lines(_INPUT.value) if line.strip()][: _NUM_EXAMPLES.value]
-    common = dict(batch_size=1, temperature=0.0, max_new_tokens=_MAX_NEW_TOKENS.value, seed=0)
+    common = dict(batch_size=1, sampling=None, max_new_tokens=_MAX_NEW_TOKENS.value, seed=0)
     drafter = specjax.drafters.from_model(draft, _NUM_DRAFT.value)
     plain = arms.requests(target, None, sources, **common)
     speculative = arms.requests(target, drafter, sources, **common)

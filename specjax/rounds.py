@@ -137,9 +137,7 @@ def prefill(
     seen = None
     if options.repetition_penalty is not None:
         seen = _see(jnp.zeros((num_rows, target.vocab_size), bool), prefix, in_prefix)
-    context = Context(
-        tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen
-    )
+    context = Context(tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen)
     count = jnp.zeros(num_rows, jnp.int32)
     by_position = jnp.zeros((num_rows, program.max_depth), jnp.int32)
     drafter_state = None
@@ -298,9 +296,7 @@ def _cut_tree(draft: Draft, is_eos: jax.Array, budget: jax.Array) -> Draft:
     itself = jnp.eye(above.shape[1], dtype=bool)[None]
     ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
     valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended
-    return draft.replace(
-        tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32)
-    )
+    return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))
 
 
 def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:

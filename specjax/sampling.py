@@ -50,9 +50,7 @@ class Sampling:
         refuse_unknown(options.keys() - {field.name for field in dataclasses.fields(cls)})
         return super().__new__(cls)
 
-    def lay_out(
-        self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None
-    ) -> Options:
+    def lay_out(self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None) -> Options:
         """One entry per row, checked.
 
         Raises:

@@ -1,6 +1,5 @@
-"""The rule, through the real rounds: the exact law, and the faults that must spoil it."""
+"""The rules, through the real rounds: the exact law, and the faults that must spoil it."""
 
-import contextlib
 import dataclasses
 
 import jax
@@ -8,146 +7,149 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
+from experiments import exact_law, law_cases, sampled_law
+from experiments.law_cases import Case
+from experiments.planted_bugs import BUGS, CHAIN, GREEDY, GREEDY_TREE, TWIN, planted
 from specjax import acceptance, decode, rounds, sampling
-from specjax.drafters.model import ModelDrafter
-from specjax.types import Draft
-from tests.planted_bugs import BUGS
+from specjax.draws import KeyDraws, Stream
+from specjax.sampling import Sampling
+from specjax.types import Draft, Options, Tree
 
-SOURCE = np.array([2, 1, 0])
 TELLING_P = np.array([0.2, 0.4, 0.3, 0.1])
 TELLING_Q = np.array([0.6, 0.25, 0.1, 0.05])
 
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """An enumeration: shape, temperature and what ends a row."""
-
-    vocab_size: int = 3
-    num_draft: int = 2
-    num_tokens: int = 4
-    temperature: float = 0.6
-    prefix: tuple[int, ...] = (0,)
-    eos_ids: tuple[int, ...] = ()
-    limit: int | None = None
-    dtype: type = np.float64
-
-    def program(self) -> rounds.Program:
-        """Built anew each time: the rule is looked up after a fault was planted."""
-        network = exact_law.ToyNetwork(self.vocab_size)
-        drafter = ModelDrafter(network, self.num_draft) if self.num_draft else None
-        return rounds.Program(
-            network, drafter, acceptance.speculative, 8, len(self.prefix), self.eos_ids, pad_id=0
-        )
-
-    def tables(self, twin: bool) -> rounds.AllParams:
-        target, draft = (exact_law.random_table(seed, self.vocab_size, dtype=self.dtype) for seed in (0, 1))
-        return rounds.AllParams(target, target if twin else draft)
-
-    def run(self, twin: bool = False) -> tuple[exact_law.Law, float]:
-        """The law of the real rounds, and its distance from the target's."""
-        params = self.tables(twin)
-        num_tokens = min(self.num_tokens, self.limit or self.num_tokens)
-        with jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext():
-            law = exact_law.exact_law(
-                self.program(), params, SOURCE, self.num_tokens, self.temperature, np.array(self.prefix),
-                self.limit,
-            )  # fmt: skip
-        expected = exact_law.target_law(
-            params.target, SOURCE, num_tokens, self.temperature, np.array(self.prefix), self.eos_ids
-        )
-        return law, exact_law.law_error(law.probability, expected)
+CASES = law_cases.all_cases()
+# One of every rule, drafter and option at least; the rest is marked slow.
+FAST = [
+    key
+    for key in CASES
+    if key[0] in ("speculative", "none")
+    or key[2] == "prefix, end tokens, all options"
+    or key[1:] in (("chain of 2", "temperature 0.6"), ("tree 2x1, without replacement", "temperature 0.6"))
+]
 
 
-# One shape for most cases: primitives compile once per shape.
-CASES = {
-    "two_drafts": Case(),
-    "temperature_1": Case(temperature=1.0),
-    "end_token_inside_the_draft": Case(eos_ids=(2,)),
-    "limit_cuts_the_draft": Case(limit=3),
-    "prefix": Case(prefix=(0, 2, 1), eos_ids=(2,), num_tokens=3),
-    "temperature_0": Case(temperature=0.0),
-    "float32": Case(dtype=np.float32, eos_ids=(2,)),
-    "no_draft": Case(num_draft=0),
-    "one_draft_of_four": Case(vocab_size=4, num_draft=1),
-    "three_drafts_of_two": Case(vocab_size=2, num_draft=3, num_tokens=6, eos_ids=()),
-}
-SLOW_CASES = {
-    "three_drafts": Case(num_draft=3, eos_ids=(2,)),
-    "two_drafts_of_four": Case(vocab_size=4, num_tokens=3),
-}
-LAW_CASE = Case(eos_ids=(2,), limit=3)  # a cut at the limit, an end token, full acceptance
-TWIN_CASE = Case(num_tokens=4)
+MARKED = [pytest.param(k, marks=() if k in FAST else pytest.mark.slow, id="-".join(k)) for k in CASES]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_output_law_equals_target(name):
-    """B02, B03, B05, B09, B10, B14."""
-    law, error = CASES[name].run()
-    assert error < (1e-12 if CASES[name].dtype is np.float64 else 1e-6)
-    if CASES[name].num_draft and CASES[name].temperature:
-        assert 0.1 < law.num_accepted / law.num_tested < 0.9  # both branches were taken
+@pytest.mark.parametrize("key", MARKED)
+def test_output_law_equals_target(key):
+    """B02, B03, B05, B09, B10, B11, B13, B14, B22, B24, B26: every lossless rule with every option."""
+    case = CASES[key]
+    law = case.run()
+    error = exact_law.law_error(law.probability, case.target_law())
+    assert error < (1e-12 if case.dtype is np.float64 else 1e-6)
+    if case.branching and case.options.temperature:
+        assert 0.1 < law.num_accepted / law.num_tested  # both branches were taken
+        assert law.num_accepted / law.num_tested < 1 - 1e-3 or case.is_tree or len(set(case.branching)) > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW_CASES)
-def test_output_law_of_larger_cases_equals_target(name):
-    assert SLOW_CASES[name].run()[1] < 1e-12
+@pytest.mark.parametrize("key", law_cases.lossy_cases())
+def test_lossy_rule_is_seen_to_be_lossy(key):
+    case = law_cases.lossy_cases()[key]
+    assert not acceptance.is_lossless(case.rule())
+    assert case.error() > 1e-2
 
 
-def test_twin_draft_is_always_accepted():
+def test_lenience_raises_no_probability_by_more_than_its_inverse():
+    """Leviathan et al. 2023, appendix A.5: of the first token."""
+    case = dataclasses.replace(CHAIN, rule=lambda: acceptance.Lenient(0.5), num_tokens=1)
+    law, target = case.run().probability, case.target_law()
+    assert all(law[key] <= target[key] / 0.5 + 1e-12 for key in law)
+
+
+@pytest.mark.parametrize("branching", [(1, 1), (2, 1)])
+def test_twin_draft_is_always_accepted(branching):
     """B38, B45: a draft cache that lacks or garbles a token would be rejected sometimes."""
-    law, error = TWIN_CASE.run(twin=True)
-    assert error < 1e-12
+    case = dataclasses.replace(TWIN, branching=branching, num_tokens=3)
+    law = case.run(twin=True)
+    assert exact_law.law_error(law.probability, case.target_law()) < 1e-12
     assert abs(law.num_accepted - law.num_tested) < 1e-12
+
+
+def test_block_verification_accepts_at_least_as_much_as_the_token_wise_rule():
+    """Sun et al. 2024, theorem 2: on random pairs of four spreads, first round; equal at temperature 0."""
+    gains = []
+    for seed in range(12):
+        options = Sampling(temperature=[0.4, 0.7, 1.0, 1.5][seed % 4])
+        accepted = []
+        for rule in (acceptance.speculative, acceptance.block):
+            case = Case(rule=lambda rule=rule: rule, options=options, num_tokens=1, branching=(1, 1, 1))
+            tables = [exact_law.random_table(s, 3, dtype=np.float64) for s in (10 + seed, 50 + seed)]
+            with jax.enable_x64(True):
+                law = exact_law.exact_law(
+                    case.program(), rounds.AllParams(*tables), law_cases.SOURCE, 1, options
+                )
+            accepted.append(law.num_accepted)
+        gains.append(accepted[1] / accepted[0])
+    assert min(gains) > 1 - 1e-12 and np.mean(gains) > 1.02
+    zero = [
+        dataclasses.replace(TWIN, rule=rule, options=Sampling(temperature=0.0)).run().num_accepted
+        for rule in (law_cases.RULES["speculative"], law_cases.RULES["block"])
+    ]
+    assert zero[0] == zero[1]
 
 
 def _greedy_tokens(case: Case) -> list[tuple[list[int], list[int]]]:
     """What the greedy program emits for four sources, beside the target's argmax path."""
-    program, tables = case.program(), case.tables(twin=False)
+    program, tables, options = case.program(), case.params(), Sampling(temperature=0.0)
     params = jax.tree.map(jnp.asarray, tables)
     pairs = []
     for source in np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]]):
         with jax.disable_jit():
-            state = exact_law.first_state(program, params, source, 0.0, None, case.num_tokens)
+            state = exact_law.first_state(program, params, source, options, None, case.num_tokens)
             state = jax.tree.map(jnp.asarray, state)
             while bool(state.running.any()):
                 state = rounds.one_round(program, params, state, None)
-        (path,) = exact_law.target_law(tables.target, source, case.num_tokens, 0.0)
+        (path,) = exact_law.target_law(tables.target, source, case.num_tokens, options)
         pairs.append((decode.finish(program, state).tokens[0, : case.num_tokens].tolist(), list(path)))
     return pairs
 
 
 def test_draft_that_is_not_a_number_keeps_the_law(monkeypatch):
     """A draft that overflows costs speed, not exactness."""
-    table = TWIN_CASE.tables(twin=True).target
+    table = TWIN.params().target
     broken = rounds.AllParams(table, np.full_like(table, np.nan))
-    monkeypatch.setattr(Case, "tables", lambda self, twin: broken)
-    assert TWIN_CASE.run()[1] < 1e-12
+    expected = TWIN.target_law()
+    monkeypatch.setattr(Case, "params", lambda self, twin: broken)
+    assert exact_law.law_error(TWIN.run().probability, expected) < 1e-12
 
 
-GREEDY_CASE = Case(num_tokens=8, dtype=np.float32)
-
-
-def test_greedy_program_follows_the_targets_argmax():
-    assert all(tokens == path for tokens, path in _greedy_tokens(GREEDY_CASE))
+@pytest.mark.parametrize("case", [GREEDY, GREEDY_TREE], ids=["chain", "tree"])
+def test_greedy_program_follows_the_targets_argmax(case):
+    assert all(tokens == path for tokens, path in _greedy_tokens(case))
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_planted_bug_is_caught(name, monkeypatch):
-    BUGS[name].plant(monkeypatch)
-    match BUGS[name].shows:
-        case "law":
-            assert LAW_CASE.run()[1] > 1e-3
-        case "raises":
-            with pytest.raises(ValueError, match="drawn twice in one round"):
-                LAW_CASE.run()
-        case "twin":
-            law, error = TWIN_CASE.run(twin=True)
-            assert error < 1e-12  # only the speed suffers
-            assert law.num_accepted < 0.99 * law.num_tested
-        case "greedy":
-            assert any(tokens != path for tokens, path in _greedy_tokens(GREEDY_CASE))
+def test_planted_bug_is_caught(name):
+    bug = BUGS[name]
+    with planted(bug):
+        match bug.shows:
+            case "law":
+                assert bug.case.error() > 1e-6  # a million times what passes
+            case "raises":
+                with pytest.raises((ValueError, TypeError), match="drawn twice in one round|incompatible"):
+                    bug.case.run()
+            case "twin":
+                law = bug.case.run(twin=True)  # only the speed suffers
+                assert exact_law.law_error(law.probability, bug.case.target_law()) < 1e-12
+                assert law.num_accepted < 0.99 * law.num_tested
+            case "greedy":
+                assert any(tokens != path for tokens, path in _greedy_tokens(bug.case))
+            case "sampled":
+                assert sampled_law.sampled_test(bug.case, num=2**16).p_value < 1e-3
+
+
+def test_drawn_samples_pass_the_test_that_planted_noise_faults_fail():
+    assert sampled_law.sampled_test(TWIN, num=2**16).p_value > 1e-3
+
+
+def test_g_test_pools_rare_cells_and_rejects_the_impossible():
+    law = np.array([0.5, 0.3, 0.2 - 2e-4, 1e-4, 1e-4])
+    result = sampled_law.g_test(np.array([5000, 3000, 1998, 1, 1.0]), law)
+    assert result.num_cells == 3 and result.p_value > 0.9
+    assert sampled_law.g_test(np.array([5200, 2800, 2000, 0, 0.0]), law).p_value < 1e-3
+    assert sampled_law.g_test(np.array([50.0, 50, 1]), np.array([0.5, 0.5, 0.0])).p_value == 0
 
 
 def test_residual_keeps_where_the_target_is_above():
@@ -185,9 +187,9 @@ def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
 
     @jax.jit
     def sample():
-        draws = sampling.KeyDraws.of_round(seeds, zero)
+        draws = KeyDraws.of_round(seeds, zero)
         p, q = (jnp.broadcast_to(jnp.asarray(x, jnp.float32)[None], (num, 4)) for x in (TELLING_P, TELLING_Q))
-        token = draws.choose(sampling.Stream.DRAFT.at(0), q)
+        token = draws.choose(Stream.DRAFT.at(0), q)
         draft = Draft(token[:, None], jnp.ones(num, jnp.int32), q[:, None])
         verdict = acceptance.speculative(draws, draft, jnp.stack([p, p], axis=1))
         return verdict.num_accepted, jnp.where(verdict.num_accepted > 0, token, verdict.next_token)
@@ -200,14 +202,13 @@ def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
 
 def _deterministic_law(p, token):
     """The first token's law under a one-hot draft, by script."""
-    outcomes = exact_law.round_script(len(p), 1, 1)
-    del outcomes[int(sampling.Stream.DRAFT.at(0))]
-    rows = len(outcomes[int(sampling.Stream.NEXT.at(0))])
+    outcomes = exact_law.round_script(len(p), 1, draws_drafts=False)
+    rows = len(outcomes[int(Stream.NEXT.at(0))])
     draws = exact_law.ScriptedDraws(outcomes)
     target = jnp.broadcast_to(jnp.asarray(p, jnp.float32)[None, None], (rows, 2, len(p)))
     verdict = acceptance.speculative(draws, _draft([[token]] * rows, None), target)
     first = np.where(np.asarray(verdict.num_accepted) > 0, token, verdict.next_token)
-    return np.bincount(first, draws.probability, len(p)) / len(p)  # DRAFT was enumerated as well
+    return np.bincount(first, draws.probability, len(p))
 
 
 @pytest.mark.parametrize("token", [0, 1, 2, 3])
@@ -225,18 +226,108 @@ def test_greedy_takes_the_argmax_after_the_first_mismatch():
 
 def test_zero_temperature_accepts_the_argmax_only():
     """B03: p = [.3, .5, ...] never lets token 0 through, although .3 > .25."""
-    p = jnp.log(jnp.asarray([[0.3, 0.5, 0.05, 0.05, 0.05, 0.05]]))
-    q = jnp.log(jnp.asarray([[0.25, 0.15, 0.15, 0.15, 0.15, 0.15]]))
+    p = jnp.log(jnp.asarray([[[0.3, 0.5, 0.05, 0.05, 0.05, 0.05]]]))
+    q = jnp.log(jnp.asarray([[[0.25, 0.15, 0.15, 0.15, 0.15, 0.15]]]))
     num = 1000
-    temperature = jnp.zeros(num)
+    options, history = Options(jnp.zeros(num)), sampling.History(jnp.zeros((num, 1), jnp.int32), None)
 
     @jax.jit
     def sample():
-        draws = sampling.KeyDraws.of_round(jnp.arange(num, dtype=jnp.uint32), jnp.zeros(num, jnp.int32))
-        target, drafted = (sampling.process(jnp.repeat(x, num, axis=0), temperature) for x in (p, q))
-        token = draws.choose(sampling.Stream.DRAFT.at(0), drafted)
-        draft = Draft(token[:, None], jnp.ones(num, jnp.int32), drafted[:, None])
-        verdict = acceptance.speculative(draws, draft, jnp.stack([target, target], axis=1))
+        draws = KeyDraws.of_round(jnp.arange(num, dtype=jnp.uint32), jnp.zeros(num, jnp.int32))
+        target, drafted = (sampling.process(jnp.repeat(x, num, axis=0), options, history) for x in (p, q))
+        token = draws.choose(Stream.DRAFT.at(0), drafted[:, 0])
+        draft = Draft(token[:, None], jnp.ones(num, jnp.int32), drafted)
+        verdict = acceptance.speculative(draws, draft, jnp.concatenate([target, target], axis=1))
         return jnp.where(verdict.num_accepted > 0, token, verdict.next_token)
 
     assert np.all(np.asarray(sample()) == 1)
+
+
+# ---- verdicts by hand
+
+
+def _verdicts(rule, num=512, num_nodes=3, num_entries=5, topology=None, **draft_options):
+    """Verdicts of a rule on many random drafts, each row its own noise."""
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(num_entries), (2, num, num_nodes + 1)).astype(np.float32)
+    tokens = rng.integers(0, num_entries, (num, num_nodes)).astype(np.int32)
+    num_drafted = rng.integers(0, num_nodes + 1, num).astype(np.int32)
+    draft = Draft(
+        jnp.asarray(tokens), jnp.asarray(num_drafted), jnp.asarray(probs[1, :, :num_nodes]), topology
+    )
+    keyed = KeyDraws.of_round(jnp.arange(num, dtype=jnp.uint32), jnp.zeros(num, jnp.int32))
+    return jax.jit(lambda draft: rule(keyed, draft, jnp.asarray(probs[0])))(draft.replace(**draft_options))
+
+
+def test_tree_rule_on_a_chain_equals_the_chain_rule():
+    """Row by row, with the same noise."""
+    chain, tree_rule = _verdicts(acceptance.speculative), _verdicts(acceptance.multi_round)
+    assert tree_rule.path is None
+    np.testing.assert_array_equal(tree_rule.num_accepted, chain.num_accepted)
+    np.testing.assert_array_equal(tree_rule.next_token, chain.next_token)
+    assert len(np.unique(chain.num_accepted)) == 4
+    deterministic = [_verdicts(rule, probs=None) for rule in (acceptance.speculative, acceptance.multi_round)]
+    np.testing.assert_array_equal(*(verdict.num_accepted for verdict in deterministic))
+    np.testing.assert_array_equal(*(verdict.next_token for verdict in deterministic))
+
+
+@pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.block, acceptance.multi_round])
+def test_no_rule_accepts_more_than_was_drafted(rule):
+    verdict = _verdicts(rule, num_drafted=jnp.arange(512) % 4)
+    assert (np.asarray(verdict.num_accepted) <= np.arange(512) % 4).all()
+    assert len(np.unique(verdict.num_accepted)) == 4
+
+
+def _one_hot(ids, num_entries=6):
+    return jax.nn.one_hot(jnp.asarray(ids), num_entries)
+
+
+#            root
+#         1   2   3(padding)
+#       4  5    6
+TREE = Tree(
+    jnp.asarray([[0, 0, 0, 1, 1, 2]] * 3), jnp.asarray([[True, True, False, True, True, True]] * 3), 2
+)
+NODES = jnp.asarray([[1, 2, 3, 4, 5, 4]] * 3)
+
+
+def test_greedy_walk_takes_the_matching_child_and_no_padding():
+    """B12, B47: one row per outcome: two levels, one level, padding only."""
+    target_ids = jnp.asarray([[1, 5, 0, 0, 0, 3, 0], [2, 0, 5, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0, 0]])
+    draft = Draft(NODES, jnp.asarray([5, 5, 5]), None, TREE)
+    verdict = acceptance.greedy(draft, target_ids)
+    assert verdict.num_accepted.tolist() == [2, 1, 0]
+    assert verdict.path.tolist() == [[1, 5], [2, 0], [0, 0]]
+    assert verdict.next_token.tolist() == [3, 5, 3]
+    keyed = KeyDraws.of_round(jnp.arange(3, dtype=jnp.uint32), jnp.zeros(3, jnp.int32))
+    sampled = acceptance.speculative(keyed, draft, _one_hot(target_ids))
+    jax.tree.map(np.testing.assert_array_equal, sampled, verdict)
+
+
+def test_typical_keeps_the_longest_path_of_likely_enough_tokens():
+    """Threshold min(.09, .3 exp(-H)): H = 0 gives .09, four equal tokens give .075."""
+    probs = np.zeros((3, 7, 6), np.float32)
+    probs[..., 0] = 1
+    probs[0, 0] = [0, 0.25, 0.25, 0.25, 0.25, 0]  # above .075: both children pass
+    probs[0, 2] = [0, 0, 0, 0, 0.9, 0.1]  # the second has a child that passes
+    probs[1, 0] = [0.95, 0.05, 0, 0, 0, 0]  # entropy .2, threshold .09: .05 fails
+    probs[2, 0] = [0, 1, 0, 0, 0, 0]
+    probs[2, 1] = [0, 0, 0, 0, 0.2, 0.8]  # both grandchildren pass: the first
+    verdict = acceptance.Typical()(None, Draft(NODES, jnp.asarray([5] * 3), None, TREE), jnp.asarray(probs))
+    assert verdict.num_accepted.tolist() == [2, 0, 2]
+    assert verdict.path.tolist() == [[2, 6], [0, 0], [1, 4]]
+    assert verdict.next_token.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda: acceptance.Lenient(0.0), "lenience=0.0"),
+        (lambda: acceptance.Lenient(1.5), "lenience=1.5"),
+        (lambda: acceptance.Typical(epsilon=0.0), "epsilon=0.0"),
+        (lambda: acceptance.Typical(delta=-1.0), "delta=-1.0"),
+    ],
+)
+def test_rule_out_of_range_is_refused(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()

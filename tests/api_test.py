@@ -1,5 +1,6 @@
 """The text-level face, on a tiny random T5 and a tokenizer of single letters."""
 
+import dataclasses
 import types
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import specjax
 from specjax import api, drafters
+from specjax.drafters import BoundDrafter, ModelDrafter
 from specjax.models import t5
 
 PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
@@ -20,7 +22,7 @@ PROMPTS = ["translate this.", "a b"]
 
 
 class Letters:
-    """A tokenizer of one id a letter, with the four methods that specjax uses."""
+    """A tokenizer of one id a letter, with the methods that specjax uses."""
 
     def __init__(self, pieces=PIECES):
         self.pieces = list(pieces)
@@ -33,6 +35,12 @@ class Letters:
     def batch_decode(self, rows, skip_special_tokens=False):
         first = 3 if skip_special_tokens else 0
         return ["".join(self.pieces[i] for i in row if i >= first) for row in rows]
+
+    def decode(self, row, skip_special_tokens=False):
+        return self.batch_decode([row], skip_special_tokens)[0]
+
+    def __len__(self):
+        return len(self.pieces)
 
     def get_vocab(self):
         return {piece: i for i, piece in enumerate(self.pieces)}
@@ -104,6 +112,9 @@ def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
         (dict(decoder_prefix=["a", "b", "c"]), "decoder_prefix has 3"),
         (dict(sampling=specjax.Sampling(temperature=-1.0)), "temperature"),
         (dict(max_new_tokens=-2), "max_new_tokens"),
+        (dict(num_beams=4, guided_grammar="x"), "guided_grammar, num_beams: not supported"),
+        (dict(stop=["a", ""]), "stop="),
+        (dict(eos_ids=[99]), r"eos_ids=\[99\]: each must be in 0..30"),
     ],
 )
 def test_unusable_argument_is_refused_by_name(target, options, words):
@@ -122,3 +133,76 @@ def test_long_source_is_cut_when_asked(target):
     ids, mask = api.encode_sources(target, ["a" * 600], truncate=True)
     assert ids.shape == (1, api.MAX_SOURCE_LENGTH) and mask.all()
     assert ids[0, -1] == CONFIG.eos_id
+
+
+def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
+    """B30, B33: at the token that completes it, wherever in a block; the earliest stop decides."""
+    drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)  # everything is accepted
+    options = dict(drafter=drafter, max_new_tokens=12, eos_ids=[])
+    whole = specjax.generate(target, PROMPTS, **options)
+    for row, ids in enumerate(whole.token_ids):
+        decoded = [target.tokenizer.decode(ids[:n], skip_special_tokens=True) for n in range(len(ids) + 1)]
+        for start in range(1, len(decoded[-1]) - 1):
+            stop = decoded[-1][start : start + 2]
+            end = next(n for n, text in enumerate(decoded) if stop in text)
+            if end > 10:  # the last round drafts less: the limit is near
+                continue
+            output = specjax.generate(target, [PROMPTS[row]], stop=[stop, "?!"], **options)
+            assert output.texts[0] == decoded[end]
+            assert output.token_ids[0] == ids[:end]
+            assert len(output.log_probs[0]) == len(output.processed_log_probs[0]) == end
+            assert output.finish_reasons == ["stop"]
+            assert output.stats.num_emitted.tolist() == [end]
+            # Rounds of four drafts, all of them accepted, and a bonus token.
+            assert output.stats.accepted.sum() == output.stats.tested.sum() == end - end // 5
+
+
+def test_row_that_stops_does_not_end_its_neighbours(target):
+    """B30, B36: rows without the string go on; their end token or limit decides."""
+    drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)
+    whole = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=12, eos_ids=[])
+    stop = next(
+        whole.texts[0][i : i + 3] for i in range(9) if whole.texts[0][i : i + 3] not in whole.texts[1]
+    )
+    shown = []
+    output = specjax.generate(
+        target, PROMPTS, drafter=drafter, max_new_tokens=12, eos_ids=[], stop=stop, on_round=shown.append
+    )
+    assert output.finish_reasons == ["stop", "length"]
+    assert output.texts[1] == whole.texts[1] and output.texts[0].endswith(stop)
+    for row in range(2):
+        assert [token for round_ in shown for token in round_[row]] == output.token_ids[row]
+
+
+def test_any_of_several_end_tokens_ends_a_row(target):
+    """B29, B30."""
+    whole = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=[])
+    ends = [whole.token_ids[0][3], whole.token_ids[1][5]]
+    output = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=ends)
+    for ids, all_ids in zip(output.token_ids, whole.token_ids, strict=True):
+        assert ids == all_ids[: 1 + min(all_ids.index(end) for end in ends if end in all_ids)]
+    assert output.finish_reasons == ["eos"] * 2
+
+
+def test_ids_beyond_the_tokenizer_are_never_emitted(target):
+    """B26."""
+
+    class Short(Letters):
+        def __len__(self):
+            return 20
+
+    free = specjax.generate(target, PROMPTS, max_new_tokens=12, eos_ids=[])
+    assert max(map(max, free.token_ids)) >= 20
+    for sampling in (None, specjax.Sampling()):
+        output = specjax.generate(
+            dataclasses.replace(target, tokenizer=Short()), PROMPTS, max_new_tokens=12, sampling=sampling
+        )
+        assert max(map(max, output.token_ids)) < 20
+
+
+def test_options_of_a_prompt_hold_for_its_samples(target):
+    """Per-row options are repeated with the prompts."""
+    sampling = specjax.Sampling(temperature=[0.0, 1.0], top_k=[1, 5])
+    output = specjax.generate(target, PROMPTS, sampling=sampling, num_samples=3, max_new_tokens=6)
+    assert len({tuple(ids) for ids in output.token_ids[:3]}) == 1
+    assert len({tuple(ids) for ids in output.token_ids[3:]}) > 1

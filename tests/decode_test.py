@@ -11,8 +11,10 @@ import pytest
 from experiments import exact_law
 from specjax import acceptance, decode, rounds
 from specjax.drafters.model import ModelDrafter
+from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.models import t5
-from specjax.types import FinishReason
+from specjax.sampling import Sampling
+from specjax.types import FinishReason, Options
 
 V = 40
 NUM_ROWS = 7
@@ -24,20 +26,33 @@ SOURCE_LENGTHS = [5, 3, 1, 4, 2, 5, 3]
 SOURCE_MASK = np.arange(5)[None] < np.array(SOURCE_LENGTHS)[:, None]
 SOURCES = np.where(SOURCE_MASK, np.random.default_rng(3).integers(2, V, (NUM_ROWS, 5)), 0)
 SEEDS = np.arange(NUM_ROWS, dtype=np.uint32) + 100
+GREEDY = Sampling(temperature=0.0)
+MIXED = np.array([0.0, 1.0, 0.7, 0.0, 1.3, 0.2, 1.0], np.float32)
 LIMITS = np.array([16, 1, 9, 2, 16, 3, 12])
 
 
 @functools.cache
 def argmax_path(row: int, num_tokens: int = BUCKET) -> list[int]:
     """The target's greedy continuation of a row, in numpy."""
-    (path,) = exact_law.target_law(TABLE, SOURCES[row, : SOURCE_LENGTHS[row]], num_tokens, 0.0)
+    (path,) = exact_law.target_law(TABLE, SOURCES[row, : SOURCE_LENGTHS[row]], num_tokens, GREEDY)
     return list(path)
 
 
-def generate(num_draft: int, rows=slice(None), *, draft_table=DRAFT_TABLE, table=TABLE, **options):
-    """`decode.generate` on some rows of the toy batch; nothing ends a row but its limit."""
+def generate(
+    drafter: int | tuple[int, ...], rows=slice(None), *, draft_table=DRAFT_TABLE, table=TABLE,
+    temperature=0.0, sampling=None, **options,
+):  # fmt: skip
+    """`decode.generate` on some rows of the toy batch; nothing ends a row but its limit.
+
+    `drafter`: K of a chain, or the branching of a tree.
+    """
     options = dict(seed=SEEDS[rows], max_new_tokens=BUCKET, eos_ids=(), length_bucket=BUCKET) | options
-    drafter = ModelDrafter(TOY, num_draft) if num_draft else None
+    options["sampling"] = Sampling(temperature=temperature) if sampling is None else sampling
+    num_draft = drafter
+    if isinstance(drafter, tuple):
+        drafter = ModelTreeDrafter(TOY, drafter)
+    else:
+        drafter = ModelDrafter(TOY, drafter) if drafter else None
     output = decode.generate(
         TOY, jnp.asarray(table), SOURCES[rows], SOURCE_MASK[rows],
         drafter=drafter, drafter_params=jnp.asarray(draft_table) if num_draft else None, **options,
@@ -157,6 +172,148 @@ def test_rounds_shown_are_the_output():
         assert tokens == emitted(output, row) == emitted(silent, row)
 
 
+# ---- options
+
+
+EACH_OPTION = {
+    "repetition penalty": dict(repetition_penalty=[1.0, 1.5, 3.0, 0.7, 2.0, 1.2, 5.0]),
+    "minimum length": dict(min_new_tokens=[0, 1, 6, 16, 3, 9, 12]),
+    "top-k": dict(top_k=[1, 2, 3, 10, 39, 40, 50]),
+    "top-p": dict(top_p=[0.1, 0.5, 0.9, 0.95, 0.99, 1.0, 1e-8]),
+    "min-p": dict(min_p=[0.0, 0.1, 0.5, 1.0, 0.3, 0.2, 0.05]),
+}
+EACH_OPTION["all"] = {name: values for option in EACH_OPTION.values() for name, values in option.items()}
+
+
+def reference_path(row: int, options: Sampling, end_tokens=()) -> list[int]:
+    """The greedy continuation of a row under its own options, in numpy."""
+    own = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    own = {name: value[row] if isinstance(value, list) else value for name, value in own.items()}
+    source = SOURCES[row, : SOURCE_LENGTHS[row]]
+    (path,) = exact_law.target_law(TABLE, source, BUCKET, Sampling(**own), eos_ids=end_tokens)
+    return list(path)
+
+
+@pytest.mark.parametrize("name", EACH_OPTION)
+@pytest.mark.parametrize("drafter", [0, 3, (2, 2)])
+def test_greedy_output_under_each_option_is_the_references(name, drafter):
+    """B22, B24: with speculation as without, every row its own value."""
+    options = Sampling(temperature=0.0, **EACH_OPTION[name])
+    end_tokens = (argmax_path(0)[2], EOS)
+    output = generate(drafter, sampling=options, eos_ids=end_tokens)
+    paths = [reference_path(row, options, end_tokens) for row in range(NUM_ROWS)]
+    assert [emitted(output, row) for row in range(NUM_ROWS)] == paths
+    plain = [cut(argmax_path(row), BUCKET, end_tokens)[0] for row in range(NUM_ROWS)]
+    if name in ("repetition penalty", "minimum length"):
+        assert paths != plain  # the option does something
+    if drafter:
+        assert output.stats.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("drafter", [3, (2, 1)])
+@pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.multi_round])
+def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
+    """B20, B48."""
+    own = {name: np.array(values) for name, values in EACH_OPTION["all"].items()}
+
+    def run(rows):
+        options = Sampling(temperature=MIXED[rows], **{name: values[rows] for name, values in own.items()})
+        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=(EOS,))
+
+    whole = run(slice(None))
+    for row in range(NUM_ROWS):
+        assert_rows_equal(run(slice(row, row + 1)), [0], whole, [row])
+    assert np.isfinite(whole.processed_log_probs).all()  # nothing of probability zero was emitted
+
+
+TREES = ((1, 1, 1, 1, 1), (2, 2, 1), (4, 1), (3,), (1, 3, 2))
+
+
+@pytest.mark.parametrize("branching", TREES, ids=str)
+def test_greedy_tree_equals_plain(branching):
+    """B31, B46, B47: every shape; end tokens and limits anywhere."""
+    end_tokens = (argmax_path(0)[2], EOS)
+    output = generate(branching, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    for row in range(NUM_ROWS):
+        tokens, reason = cut(argmax_path(row), LIMITS[row], end_tokens)
+        assert emitted(output, row) == tokens
+        assert output.finish_reason[row] == reason
+    assert (output.stats.accepted <= output.stats.tested).all()
+    assert output.stats.tested.shape == (NUM_ROWS, len(branching))
+
+
+@pytest.mark.parametrize("branching", TREES[1:4], ids=str)
+def test_twin_tree_is_accepted_to_its_leaves(branching):
+    """B38: the draft's cache keeps the accepted path."""
+    output = generate(branching, draft_table=TABLE, max_new_tokens=LIMITS)
+    np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
+    np.testing.assert_array_equal(output.stats.num_rounds, -(-LIMITS // (len(branching) + 1)))
+
+
+def test_chain_drafted_as_a_tree_is_the_chain():
+    """The same tokens, counts and log-probabilities, at temperature 0 and above."""
+    chain = generate(3, temperature=MIXED, max_new_tokens=LIMITS)
+    tree = generate((1, 1, 1), temperature=MIXED, max_new_tokens=LIMITS)
+    for name in ("tokens", "finish_reason", "length", "stats"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(tree, name), getattr(chain, name))
+    np.testing.assert_allclose(tree.log_probs, chain.log_probs, atol=1e-6)
+
+
+def test_tree_accepts_more_than_its_first_branch():
+    chain, tree = generate(2, temperature=1.0), generate((3, 2), temperature=1.0)
+    assert tree.stats.total().tau[0] > 1.1 * chain.stats.total().tau[0]
+
+
+@pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round])
+def test_every_rule_is_greedy_at_temperature_zero(rule):
+    """In a batch with a sampled row, whose program makes distributions and draws."""
+    temperature = np.array([0, 0, 0, 0, 0, 0, 1.0])
+    mixed, greedy = generate(3, temperature=temperature, rule=rule), generate(3)
+    rows = range(6)
+    for row in rows:
+        assert emitted(mixed, row) == argmax_path(row)
+    np.testing.assert_array_equal(mixed.stats.accepted[:6], greedy.stats.accepted[:6])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_draft_padded_to_another_vocabulary_runs(temperature):
+    """B27: 40 entries of which 36 are real, and a draft of 36; the padding is never emitted."""
+    table = TABLE.copy()
+    table[:, 36:] += 100
+    outputs = []
+    for width in (36, 38, 40):
+        output = decode.generate(
+            TOY, jnp.asarray(table), SOURCES, SOURCE_MASK, seed=SEEDS, max_new_tokens=BUCKET, eos_ids=(),
+            drafter=ModelDrafter(exact_law.ToyNetwork(width), 3), num_ids=36,
+            drafter_params=jnp.asarray(DRAFT_TABLE[:, :width]), sampling=Sampling(temperature=temperature),
+        )  # fmt: skip
+        outputs.append(output)
+        assert output.tokens.max() < 36
+        np.testing.assert_array_equal(output.tokens, outputs[0].tokens)
+        np.testing.assert_array_equal(output.stats.accepted, outputs[0].stats.accepted)
+
+
+def test_stop_ends_a_row_where_it_says():
+    """B30, B33: what the host sees ends the row; counts are those of the kept tokens."""
+    whole = generate(3, draft_table=TABLE)
+    ends = [7, None, 1, 16, 5, 8, None]
+
+    def stop(ids, num_before):
+        row = next(r for r in range(NUM_ROWS) if argmax_path(r)[: len(ids)] == ids)
+        end = ends[row]
+        return end if end is not None and num_before < end <= len(ids) else None
+
+    output = generate(3, draft_table=TABLE, stop=stop)
+    for row, end in enumerate(ends):
+        assert emitted(output, row) == emitted(whole, row)[:end]
+        assert output.finish_reason[row] == (FinishReason.LENGTH if end is None else FinishReason.STOP)
+        assert (output.tokens[row, output.length[row] :] == 0).all()
+        assert (output.log_probs[row, output.length[row] :] == 0).all()
+        limited = generate(3, slice(row, row + 1), draft_table=TABLE, max_new_tokens=end or BUCKET)
+        assert output.stats.num_rounds[row] == limited.stats.num_rounds[0]
+        assert output.stats.accepted[row].sum() + output.stats.num_rounds[row] >= output.length[row]
+
+
 # ---- rows
 
 
@@ -165,9 +322,6 @@ def assert_rows_equal(output, rows, reference, reference_rows):
     ours = jax.tree.map(lambda x: x[np.array(rows)], output)
     theirs = jax.tree.map(lambda x: x[np.array(reference_rows)], reference)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-MIXED = np.array([0.0, 1.0, 0.7, 0.0, 1.3, 0.2, 1.0], np.float32)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
@@ -249,8 +403,9 @@ def test_log_probs_are_those_of_the_target(num_draft):
     for row in range(NUM_ROWS):
         source, tokens = SOURCES[row, : SOURCE_LENGTHS[row]], emitted(output, row)
         for column, temperature in (("log_probs", 1.0), ("processed_log_probs", MIXED[row])):
+            options = Sampling(temperature=temperature)
             expected = [
-                np.log(exact_law.conditional(TABLE, source, [0, *tokens[:i]], temperature)[token])
+                np.log(exact_law.conditional(TABLE, source, [0, *tokens[:i]], options)[token])
                 for i, token in enumerate(tokens)
             ]
             np.testing.assert_allclose(getattr(output, column)[row], expected, atol=1e-5)
@@ -260,8 +415,8 @@ def test_works_under_the_users_own_jit():
     @jax.jit
     def run(table, sources, mask, limit, temperature, seed):
         return decode.generate(
-            TOY, table, sources, mask, max_new_tokens=limit, temperature=temperature, seed=seed,
-            length_bucket=BUCKET, eos_ids=(),
+            TOY, table, sources, mask, max_new_tokens=limit, sampling=Sampling(temperature=temperature),
+            seed=seed, length_bucket=BUCKET, eos_ids=(),
         )  # fmt: skip
 
     output = run(jnp.asarray(TABLE), SOURCES, SOURCE_MASK, jnp.asarray(LIMITS), 0.0, 0)
@@ -280,7 +435,7 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
         decode.generate(
             exact_law.ToyNetwork(V), jnp.asarray(TABLE), rng.integers(0, V, (3, 6)), np.ones((3, 6), bool),
             drafter=ModelDrafter(exact_law.ToyNetwork(V), 2), drafter_params=jnp.asarray(DRAFT_TABLE),
-            temperature=call / 4, max_new_tokens=[4 + call, 16, 9], seed=call,
+            sampling=Sampling(temperature=call / 4), max_new_tokens=[4 + call, 16, 9], seed=call,
         )  # fmt: skip
     assert decode.jitted_generate._cache_size() == before + 1
 
@@ -316,7 +471,7 @@ def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, n
     params = rounds.AllParams(params_of(config), params_of(draft_config) if num_draft else None)
     inputs = dict(
         source_ids=source, source_mask=mask, prefix=shape((2, 1)), prefix_length=shape((2,)),
-        temperature=jax.ShapeDtypeStruct((2,), jnp.float32), limit=shape((2,)),
+        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)), limit=shape((2,)),
         seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
     )  # fmt: skip
     state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
@@ -413,8 +568,9 @@ def pair():
     return random_params(CONFIG, 0), random_params(DRAFT_CONFIG, 1)
 
 
-def t5_generate(pair, num_draft, rows=slice(None), **options):
+def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
     target, draft = pair
+    options = dict(sampling=Sampling(temperature=temperature)) | options
     options = dict(seed=SEEDS[rows], max_new_tokens=LIMITS[rows], length_bucket=BUCKET) | options
     if num_draft:
         options |= dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), num_draft), drafter_params=draft)
@@ -463,9 +619,9 @@ REFUSED = {
     "empty batch": (dict(source_ids=IDS[:0], source_mask=MASK[:0]), "source_ids has shape"),
     "flat source": (dict(source_ids=IDS[0], source_mask=MASK[0]), "source_ids has shape"),
     "mask of another shape": (dict(source_mask=MASK[:, :2]), "source_mask has shape"),
-    "negative temperature": (dict(temperature=-0.1), "temperature=-0.1"),
-    "temperature that is no number": (dict(temperature=float("nan")), "temperature=nan"),
-    "temperature of too many rows": (dict(temperature=[1.0] * 3), "temperature has shape"),
+    "negative temperature": (dict(sampling=Sampling(temperature=-0.1)), "temperature=-0.1"),
+    "temperature that is no number": (dict(sampling=Sampling(temperature=float("nan"))), "temperature=nan"),
+    "temperature of too many rows": (dict(sampling=Sampling(temperature=[1.0] * 3)), "temperature has shape"),
     "negative max_new_tokens": (dict(max_new_tokens=-1), "max_new_tokens=-1"),
     "max_new_tokens of too many rows": (dict(max_new_tokens=[1, 2, 3]), "max_new_tokens has shape"),
     "max_new_tokens over the bucket": (dict(max_new_tokens=9, length_bucket=8), "length_bucket=8"),
@@ -473,7 +629,10 @@ REFUSED = {
     "K of 0": (dict(drafter=ModelDrafter(TOY, 0)), "num_draft=0"),
     "negative K": (dict(drafter=ModelDrafter(TOY, -2)), "num_draft=-2"),
     "another vocabulary": (dict(drafter=ModelDrafter(exact_law.ToyNetwork(32), 2)), "32.*40"),
-    "greedy rule with temperature": (dict(rule=acceptance.greedy, temperature=0.5), "rule=greedy"),
+    "greedy rule with temperature": (
+        dict(rule=acceptance.greedy, sampling=Sampling(temperature=0.5)),
+        "rule=greedy",
+    ),
 }
 
 

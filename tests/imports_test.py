@@ -216,7 +216,7 @@ source = jnp.array([[5, 6, 1], [7, 1, 0]])
 params = jax.jit(t5.T5(network.config).init)(jax.random.key(0), source, source != 0, source)["params"]
 output = decode.generate(
     network, params, source, source != 0, drafter=ModelDrafter(network, 2), drafter_params=params,
-    temperature=1.0, max_new_tokens=3, seed=0,
+    sampling=specjax.Sampling(temperature=1.0), max_new_tokens=3, seed=0,
 )
 jax.block_until_ready(output)
 """

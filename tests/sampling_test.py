@@ -1,4 +1,7 @@
-"""Distributions, draws and their independence."""
+"""From logits to distributions: temperature, filters, penalties, and the history they look at."""
+
+import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +9,22 @@ import numpy as np
 import pytest
 
 from specjax import sampling
-from specjax.sampling import KeyDraws, Stream
+from specjax.sampling import History, Sampling
 
-ALMOST_ONE = np.float32(1 - 2.0**-23)  # the largest that `jax.random.uniform` gives
 V_T5 = 32128
 
 
-def zipf(num_entries: int) -> np.ndarray:
-    weights = 1 / np.arange(1, num_entries + 1)
-    return np.random.default_rng(0).permutation(weights / weights.sum())
+def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **options):
+    """`sampling.process` on logits `[B, V]` or `[B, N, V]`, as options of so many rows."""
+    logits = jnp.asarray(logits)
+    flat = logits.ndim == 2
+    logits = logits[:, None] if flat else logits
+    num_rows, num_positions, _ = logits.shape
+    num_new = jnp.zeros((num_rows, num_positions), jnp.int32) if num_new is None else jnp.asarray(num_new)
+    history = History(num_new, None if seen is None else jnp.asarray(seen))
+    options = Sampling(**options).lay_out(num_rows, eos_ids, num_ids)
+    probs = jax.jit(sampling.process)(logits, options, history)
+    return probs[:, 0] if flat else probs
 
 
 # ---- process
@@ -23,7 +33,7 @@ def zipf(num_entries: int) -> np.ndarray:
 def test_process_is_the_softmax_at_each_rows_temperature():
     """B09, B20: temperature belongs to the row, whatever axes lie between."""
     logits = jax.random.normal(jax.random.key(0), (3, 2, 5))
-    probs = sampling.process(logits, jnp.asarray([1.0, 0.5, 0.0]))
+    probs = process(logits, temperature=[1.0, 0.5, 0.0])
     np.testing.assert_allclose(probs[0], jax.nn.softmax(logits[0], axis=-1), atol=1e-6)
     np.testing.assert_allclose(probs[1], jax.nn.softmax(logits[1] / 0.5, axis=-1), atol=1e-6)
     np.testing.assert_array_equal(probs[2], jax.nn.one_hot(logits[2].argmax(-1), 5))
@@ -35,199 +45,261 @@ def test_process_is_the_softmax_at_each_rows_temperature():
 )
 def test_temperature_near_zero_is_the_argmax_without_nan(dtype, temperature):
     """B19."""
-    probs = sampling.process(jnp.asarray([[79, 80, -80]], dtype), jnp.asarray([temperature], jnp.float32))
+    probs = process(jnp.asarray([[79, 80, -80]], dtype), temperature=temperature)
     np.testing.assert_array_equal(probs, [[0, 1, 0]])
 
 
 def test_temperature_just_above_the_threshold_does_not_overflow():
     """B19: float32 logits of any size."""
     logits = jnp.asarray([[3e37, -3e37, 0.0], [0.1, 0.0, -0.1]])
-    probs = sampling.process(logits, jnp.full(2, 1.001e-5))
+    probs = process(logits, temperature=1.001e-5)
     assert np.isfinite(probs).all()
     np.testing.assert_array_equal(probs, [[1, 0, 0], [1, 0, 0]])
 
 
 def test_very_high_temperature_is_uniform():
     """B19."""
-    probs = sampling.process(jnp.asarray([[80.0, 79.0, -80.0]]), jnp.asarray([1e9]))
+    probs = process([[80.0, 79.0, -80.0]], temperature=1e9)
     np.testing.assert_allclose(probs, np.full((1, 3), 1 / 3), atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
 def test_greedy_tie_goes_to_the_lowest_id(temperature):
     """B60."""
-    probs = sampling.process(jnp.asarray([[1.0, 3.0, 3.0, 3.0]]), jnp.asarray([temperature]))
+    probs = process([[1.0, 3.0, 3.0, 3.0]], temperature=temperature)
     np.testing.assert_array_equal(probs, [[0, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_probabilities_are_float32_in_any_model(dtype):
     """B08."""
-    probs = sampling.process(jnp.ones((1, 2, 3), dtype), jnp.ones(1))
+    probs = process(jnp.ones((1, 2, 3), dtype))
     assert probs.dtype == jnp.float32
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
 
 
 def test_masked_entries_have_probability_zero():
-    probs = sampling.process(jnp.asarray([[0.0, -jnp.inf, 0.0]]), jnp.ones(1))
+    probs = process(jnp.asarray([[0.0, -jnp.inf, 0.0]]))
     np.testing.assert_array_equal(probs, [[0.5, 0, 0.5]])
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_distribution_of_broken_logits_is_one_hot(bad):
     """A broken draft must not break the law: its q stays a distribution."""
-    probs = sampling.process(jnp.asarray([[0.0, bad, 1.0], [0.0, 0.0, 0.0]]), jnp.ones(2))
+    probs = process(jnp.asarray([[0.0, bad, 1.0], [0.0, 0.0, 0.0]]))
     assert np.isfinite(probs).all()
     np.testing.assert_array_equal(jnp.sort(probs[0]), [0, 0, 1])
     np.testing.assert_allclose(probs[1], 1 / 3, atol=1e-6)
 
 
-# ---- choose
+# ---- filters
 
 
-def implied_law(weights: np.ndarray) -> np.ndarray:
-    """The probability of every entry that float32 cumulative sums imply, for ideal uniforms."""
-
-    def steps(weights):  # [R, E] float32 -> widths of the intervals, float64
-        cumulative = np.asarray(jnp.cumsum(jnp.asarray(weights, jnp.float32), axis=-1), np.float64)
-        return np.diff(cumulative, axis=1, prepend=0) / cumulative[:, -1:]
-
-    group = sampling.GROUP
-    padded = np.pad(weights.astype(np.float32), (0, -len(weights) % group)).reshape(-1, group)
-    sums = np.asarray(jnp.asarray(padded).sum(-1))
-    return (steps(sums[None])[0][:, None] * steps(padded)).reshape(-1)[: len(weights)]
+def log(probs):
+    return np.log(np.asarray(probs, np.float64)).astype(np.float32)
 
 
-def test_choice_has_the_law_of_the_weights_at_32128_entries():
-    """A bound, not a sample: the law that the cumulative sums imply."""
-    weights = zipf(V_T5)
-    law = implied_law(weights)
-    np.testing.assert_allclose(law.sum(), 1, atol=1e-6)
-    assert np.abs(law - weights).max() < 1e-7
-    assert np.abs(law - weights).sum() / 2 < 2e-5  # total variation
-    assert (law > 0).all()  # no entry is lost
-    assert np.median(np.abs(law / weights - 1)) < 1e-4
+def reference(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    """One row of the filters, by sorting, in float64. Keeps ties with the last token that is kept."""
+    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    probs = weights / weights.sum()
+    if top_k is not None:
+        probs = np.where(probs >= np.sort(probs)[-min(top_k, len(probs))], probs, 0)
+    if top_p is not None and top_p < 1:
+        above = np.array([probs[probs > p].sum() for p in probs])
+        probs = np.where(above < top_p * probs.sum(), probs, 0)
+    if min_p is not None:
+        probs = np.where(probs >= min_p * probs.max(), probs, 0)
+    return probs / probs.sum()
 
 
-@pytest.mark.parametrize("num_entries", [3, 129, 1000])
-def test_choice_follows_the_cumulative_weights(num_entries):
-    """Uniforms at the middle of every entry's interval choose that entry."""
-    weights = np.random.default_rng(1).random(num_entries).astype(np.float32) + 0.01
-    padded = np.pad(weights.astype(np.float64), (0, -num_entries % sampling.GROUP))
-    padded = padded.reshape(-1, sampling.GROUP)
-    sums = padded.sum(1)
-    of_group = (np.cumsum(sums) - sums / 2) / sums.sum()
-    of_entry = (np.cumsum(padded, 1) - padded / 2) / sums[:, None]
-    entry = np.arange(num_entries)
-    uniform = np.stack([of_group[entry // sampling.GROUP], of_entry.reshape(-1)[:num_entries]], axis=1)
-    rows = jnp.broadcast_to(weights[None], (num_entries, num_entries))
-    chosen = sampling.choose_by_inverse(rows, jnp.asarray(uniform, jnp.float32))
-    np.testing.assert_array_equal(chosen, entry)
+@pytest.mark.parametrize("top_k", [1, 2, 5, 39, 40, 1000])
+@pytest.mark.parametrize("top_p", [None, 1e-8, 0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("min_p", [None, 0.0, 0.2, 1.0])
+def test_filters_keep_what_a_sort_keeps(top_k, top_p, min_p):
+    logits = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32) * 2
+    probs = process(logits, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    for row in range(3):
+        expected = reference(logits[row], np.float32(0.8), top_k, top_p, min_p)
+        np.testing.assert_allclose(probs[row], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("cumsum", ["of jax", "of a parallel scan"])
-def test_entry_of_zero_weight_is_never_chosen(cumsum, monkeypatch):
-    """B05: with uniforms at 0, just below 1, and at every step of the cumulative sum.
-
-    Partial sums of a parallel scan, as accelerators use, differ across an entry of zero weight.
-    """
-    if cumsum == "of a parallel scan":
-        scan = lambda x, axis: jax.lax.associative_scan(jnp.add, x, axis=axis)  # noqa: E731
-        monkeypatch.setattr(jnp, "cumsum", scan)
-    rng = np.random.default_rng(2)
-    weights = (rng.random((64, 128)) * (rng.random((64, 128)) < 0.4)).astype(np.float32)
-    weights[:, 64] = 1
-    cumulative = np.asarray(jnp.cumsum(jnp.asarray(weights), axis=-1))
-    at_steps = cumulative / cumulative[:, -1:]
-    edges = [np.zeros(64), np.full(64, ALMOST_ONE), np.full(64, 2.0**-23)]
-    uniforms = [*edges, *at_steps.T, *np.nextafter(at_steps, 0).T]
-    uniforms = np.clip(np.stack(uniforms).astype(np.float32), 0, ALMOST_ONE)  # [U, B]
-    choose = jax.jit(lambda uniform: sampling._first_above(jnp.asarray(weights), uniform))
-    for uniform in uniforms:
-        assert (weights[np.arange(64), choose(jnp.asarray(uniform))] > 0).all()
+def test_top_p_keeps_the_token_that_crosses():
+    """B18: the mass before a token decides."""
+    np.testing.assert_allclose(
+        process(log([[0.4, 0.3, 0.2, 0.1]]), top_p=0.8)[0], [4 / 9, 3 / 9, 2 / 9, 0], atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("position", [0, 5, 127, 128, 250, 299])
-@pytest.mark.parametrize("uniform", [0.0, 0.5, float(ALMOST_ONE)])
-def test_only_positive_entry_is_chosen_whatever_the_uniform(position, uniform):
-    weights = np.zeros((1, 300), np.float32)
-    weights[0, position] = 1e-30
-    assert sampling.choose_by_inverse(jnp.asarray(weights), jnp.full((1, 2), uniform))[0] == position
+def test_top_p_drops_ties_together():
+    """B18: on exact probabilities, so that no rounding decides."""
+    values = jnp.asarray([[[0.25, 0.125, 0.125, 0.5]]])
+    threshold = sampling.threshold_above(values, values, jnp.full((1, 1, 1), 0.75))
+    np.testing.assert_array_equal(values >= threshold, [[[True, False, False, True]]])
 
 
-def test_choice_from_weights_that_are_not_numbers_is_an_entry():
-    """B16: reported elsewhere; here nothing outside the vocabulary may come out."""
-    weights = jnp.asarray([[jnp.nan] * 40, [0.5, jnp.nan] * 20])
-    chosen = sampling.choose_by_inverse(weights, jnp.full((2, 2), 0.7))
-    assert ((chosen >= 0) & (chosen < 40)).all()
+def test_top_p_of_one_changes_nothing():
+    """B18: bit for bit, and so do a k of all and a p of none."""
+    logits = np.random.default_rng(1).normal(size=(2, 500)).astype(np.float32)
+    plain = process(logits)
+    for options in (
+        dict(top_p=1.0),
+        dict(top_k=500),
+        dict(min_p=0.0),
+        dict(top_p=1.0, top_k=9999, min_p=0.0),
+    ):
+        np.testing.assert_array_equal(process(logits, **options), plain)
 
 
-def test_choice_of_unnormalised_weights_equals_that_of_normalised_ones():
-    weights = jnp.asarray(zipf(500)[None], jnp.float32)
-    uniform = jax.random.uniform(jax.random.key(1), (64, 2))
-    rows = jnp.broadcast_to(weights, (64, 500))
-    chosen = [sampling.choose_by_inverse(rows * scale, uniform) for scale in (1.0, 2.0**-20, 2.0**10)]
-    np.testing.assert_array_equal(chosen[0], chosen[1])
-    np.testing.assert_array_equal(chosen[0], chosen[2])
+def test_tiny_top_p_keeps_the_most_likely_token():
+    """B17."""
+    logits = np.random.default_rng(2).normal(size=(100, 4096)).astype(np.float32)
+    probs = process(logits, top_p=1e-8)
+    np.testing.assert_array_equal(probs.argmax(-1), logits.argmax(-1))
+    np.testing.assert_allclose(probs.max(-1), 1, atol=1e-6)
+    assert ((probs > 0).sum(-1) == 1).all()
 
 
-# ---- streams
+def test_filters_see_the_temperature():
+    """B09: top-p of .7 of [.5, .3, .15, .05] keeps two; a hotter row keeps more."""
+    logits = log([[0.5, 0.3, 0.15, 0.05]] * 2)
+    probs = process(logits, top_p=0.7, temperature=[1.0, 3.0])
+    np.testing.assert_allclose(probs[0], [0.625, 0.375, 0, 0], atol=1e-6)
+    assert (probs[1] > 0).sum() == 3
 
 
-def test_streams_of_a_round_are_distinct():
-    """B07."""
-    ids = [int(stream.at(position)) for stream in Stream for position in range(64)]
-    assert len(set(ids)) == len(ids)
+def test_every_option_belongs_to_its_row():
+    """B20: each row of a mixed batch is what it is alone."""
+    logits = np.random.default_rng(3).normal(size=(4, 2, 50)).astype(np.float32)
+    seen = np.random.default_rng(4).random((4, 2, 50)) < 0.3
+    num_new = np.array([[0, 1], [2, 3], [4, 5], [1, 1]])
+    options = dict(
+        temperature=[1.0, 0.0, 0.7, 2.0], top_k=[3, 50, 10, 1], top_p=[0.9, 0.5, 1.0, 0.2],
+        min_p=[0.0, 0.1, 0.3, 0.0], repetition_penalty=[1.0, 2.0, 0.5, 1.3], min_new_tokens=[0, 3, 5, 9],
+    )  # fmt: skip
+    batch = process(logits, seen=seen, num_new=num_new, eos_ids=(1, 7), **options)
+    for row in range(4):
+        alone = process(
+            logits[row : row + 1], seen=seen[row : row + 1], num_new=num_new[row : row + 1], eos_ids=(1, 7),
+            **{name: values[row] for name, values in options.items()},
+        )  # fmt: skip
+        np.testing.assert_array_equal(batch[row], alone[0])
 
 
-@pytest.fixture(scope="module")
-def uniforms() -> np.ndarray:
-    """What 2^14 rows draw in each of two rounds, `[2 rounds * streams, rows]`."""
-    num = 2**14
-    streams = jnp.asarray([int(s.at(i)) for s in Stream for i in range(3)])
-
-    @jax.jit
-    def of_round(round_):
-        draws = KeyDraws.of_round(jnp.arange(num, dtype=jnp.uint32), jnp.full(num, round_))
-        each = jax.vmap(lambda key: jax.vmap(lambda s: sampling._uniform(key, s, ()))(streams))
-        return each(draws.keys).T
-
-    return np.concatenate([np.asarray(of_round(jnp.int32(i))) for i in range(2)])
+@pytest.mark.parametrize("k", [1, 6, 100])
+def test_threshold_is_the_kth_largest_of_32128(k):
+    """Exact, with many ties; no sort."""
+    values = np.random.default_rng(5).integers(0, 1000, (2, 3, V_T5)).astype(np.float32) / 1000
+    limit = jnp.full((2, 1, 1), k, jnp.int32)
+    threshold = jax.jit(sampling.threshold_above)(
+        jnp.asarray(values), jnp.ones(values.shape, jnp.int32), limit
+    )
+    np.testing.assert_array_equal(threshold[..., 0], np.sort(values)[..., -k])
 
 
-def test_draws_are_uncorrelated_across_streams_positions_and_rounds(uniforms):
-    """B07: every pair of streams, 5 sigma."""
-    correlation = np.corrcoef(uniforms) - np.eye(len(uniforms))
-    assert np.abs(correlation).max() < 5 / np.sqrt(uniforms.shape[1])
+def test_no_sort_of_the_vocabulary():
+    options = Sampling(top_k=50, top_p=0.9, min_p=0.1).lay_out(2)
+    history = History(jnp.zeros((2, 6), jnp.int32), None)
+    text = jax.jit(sampling.process).lower(jnp.zeros((2, 6, V_T5)), options, history).as_text()
+    assert "sort" not in text and "top_k" not in text
 
 
-def test_draws_are_uncorrelated_across_rows(uniforms):
-    """B07: neighbouring seeds, 5 sigma."""
-    for draws in uniforms:
-        assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 5 / np.sqrt(len(draws))
+# ---- penalties and masks
 
 
-def test_draws_are_uniform(uniforms):
-    num = uniforms.shape[1]
-    assert np.abs(uniforms.mean(1) - 0.5).max() < 5 * np.sqrt(1 / 12 / num)
-    assert uniforms.min() >= 0 and uniforms.max() < 1
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
+    """B23."""
+    options = Sampling(repetition_penalty=2.0).lay_out(1)
+    history = History(jnp.zeros((1, 1), jnp.int32), jnp.asarray([[[True, True, False]]]))
+    np.testing.assert_array_equal(
+        sampling.adjust(jnp.asarray([[[2.0, -2.0, 3.0]]]), options, history), [[[1.0, -4.0, 3.0]]]
+    )
 
 
-def test_draws_depend_on_seed_and_round_only():
-    """B66: not on the row's place or on its batch mates."""
-    weights = jnp.asarray(np.tile(zipf(50), (3, 1)), jnp.float32)
-
-    def chosen(seeds, rounds):
-        draws = KeyDraws.of_round(jnp.asarray(seeds, jnp.uint32), jnp.asarray(rounds, jnp.int32))
-        return np.asarray(draws.choose(Stream.NEXT.at(0), weights[: len(seeds)]))
-
-    batch = chosen([7, 8, 9], [0, 1, 2])
-    np.testing.assert_array_equal(batch[1:2], chosen([8], [1]))
-    np.testing.assert_array_equal(batch[::-1], chosen([9, 8, 7], [2, 1, 0]))
+def test_greedy_row_decides_by_adjusted_logits():
+    probs = process([[3.0, 2.0, 1.0]], temperature=0.0, repetition_penalty=2.0, seen=[[[True, False, False]]])
+    np.testing.assert_array_equal(probs, [[0, 1, 0]])
+    probs = process([[3.0, 2.0, 1.0]], temperature=0.0, min_new_tokens=1, eos_ids=(0,))
+    np.testing.assert_array_equal(probs, [[0, 1, 0]])
 
 
-def test_coin_of_certain_outcome_always_falls_right():
-    draws = KeyDraws.of_round(jnp.arange(256, dtype=jnp.uint32), jnp.zeros(256, jnp.int32))
-    probability = jnp.broadcast_to(jnp.asarray([[0.0, 1.0, 3.0]]), (256, 3))
-    accepted = draws.accept(Stream.ACCEPT.at(jnp.arange(3)), probability)
-    np.testing.assert_array_equal(accepted, np.broadcast_to([[False, True, True]], (256, 3)))
+def test_end_tokens_are_held_back_up_to_the_minimum_length():
+    """B24: all of them, at each position by its own count."""
+    probs = process(np.zeros((1, 3, 4)), num_new=[[1, 2, 3]], min_new_tokens=3, eos_ids=(1, 3))
+    np.testing.assert_allclose(probs[0], [[0.5, 0, 0.5, 0], [0.5, 0, 0.5, 0], [0.25] * 4], atol=1e-6)
+
+
+def test_padding_ids_are_cut_off():
+    """B26: whatever their logits are."""
+    logits = np.zeros((1, 40), np.float32)
+    logits[:, 36:] = 100
+    probs = process(logits, num_ids=36)
+    np.testing.assert_allclose(probs, np.full((1, 36), 1 / 36), atol=1e-7)
+
+
+# ---- history
+
+
+def context(rows, prefix_lengths, vocab_size, seen=True):
+    """A context of committed ids, as far as `history` looks."""
+    lengths = [len(row) for row in rows]
+    table = np.zeros((len(rows), vocab_size), bool)
+    for row, ids in enumerate(rows):
+        table[row, ids] = True
+    values = dict(length=jnp.asarray(lengths), prefix_length=jnp.asarray(prefix_lengths))
+    names = [field.name for field in dataclasses.fields(sampling.Context)]
+    return sampling.Context(**dict.fromkeys(names) | values | dict(seen=jnp.asarray(table) if seen else None))
+
+
+def test_history_counts_and_sees_what_precedes_a_position():
+    """The penalty's prefix includes the drafted path before the position, and no other branch."""
+    drafted = jnp.asarray([[5, 6, 7], [1, 1, 2]])
+    before = jnp.asarray([[[0, 0, 0], [1, 0, 0], [1, 0, 1]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]], bool)
+    history = sampling.history(context([[0, 3], [0, 4, 4]], [1, 1], 8), drafted, before)
+    np.testing.assert_array_equal(history.num_new, [[1, 2, 3], [2, 4, 3]])
+    expected = [[{0, 3}, {0, 3, 5}, {0, 3, 5, 7}], [{0, 4}, {0, 4, 1}, {0, 4, 2}]]
+    for row, position in itertools.product(range(2), range(3)):
+        assert set(np.flatnonzero(history.seen[row, position])) == expected[row][position]
+
+
+def test_history_without_a_penalty_keeps_no_table():
+    history = sampling.history(
+        context([[0, 3]], [1], 8, seen=False), jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 1, 2), bool)
+    )
+    assert history.seen is None
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
+        (dict(top_p=1.5), "top_p=1.5"),
+        (dict(top_p=float("nan")), "top_p=nan"),
+        (dict(top_k=0), "top_k=0: must be at least 1"),
+        (dict(top_k=2.5), "top_k=2.5: give whole numbers"),
+        (dict(min_p=-0.1), "min_p=-0.1"),
+        (dict(repetition_penalty=0.0), "repetition_penalty=0.0: must be above 0"),
+        (dict(repetition_penalty=float("inf")), "repetition_penalty=inf"),
+        (dict(min_new_tokens=-1), "min_new_tokens=-1"),
+        (dict(top_p=[0.5, 0.6, 0.7]), r"top_p has shape \(3,\): give one number, or one per row \(2\)"),
+        (dict(temperature="hot"), "temperature='hot': give numbers"),
+    ],
+)
+def test_option_out_of_range_is_refused_by_name(options, words):
+    with pytest.raises(ValueError, match=words):
+        Sampling(**options).lay_out(2)
+
+
+def test_unknown_options_are_refused_all_at_once():
+    """B80."""
+    with pytest.raises(ValueError, match="logits_processor, num_beams: not supported"):
+        Sampling(num_beams=4, top_p=0.9, logits_processor=[])
+
+
+def test_unset_temperature_is_one():
+    """B21."""
+    logits = log([[0.2, 0.4, 0.3, 0.1]])
+    np.testing.assert_allclose(process(logits, top_k=50)[0], [0.2, 0.4, 0.3, 0.1], atol=1e-6)

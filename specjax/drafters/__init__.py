@@ -1,8 +1,10 @@
 """What proposes tokens: one file each, one face each."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.drafters.model import ModelDrafter
+from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.types import Drafter, Params
 
 
@@ -31,4 +33,16 @@ def from_model(draft: Any, num_draft: int = 5) -> BoundDrafter:
     return BoundDrafter(ModelDrafter(draft.network, num_draft), draft.params, draft.tokenizer)
 
 
-__all__ = ["BoundDrafter", "ModelDrafter", "from_model"]
+def tree_from_model(draft: Any, branching: Sequence[int], with_replacement: bool = False) -> BoundDrafter:
+    """A loaded model as drafter of a token tree; `branching` (3, 2, 1) drafts 3 + 6 + 6 nodes.
+
+    Raises:
+      ValueError: `branching` is empty or holds a number below 1.
+    """
+    if not branching or min(branching) < 1:
+        raise ValueError(f"branching={tuple(branching)}: give the children of each level, each at least 1")
+    drafter = ModelTreeDrafter(draft.network, tuple(branching), with_replacement)
+    return BoundDrafter(drafter, draft.params, draft.tokenizer)
+
+
+__all__ = ["BoundDrafter", "ModelDrafter", "ModelTreeDrafter", "from_model", "tree_from_model"]

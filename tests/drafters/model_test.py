@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import acceptance, decode, drafters, rounds, sampling
+from specjax import acceptance, decode, drafters, rounds
 from specjax.drafters.model import ModelDrafter
+from specjax.draws import KeyDraws
+from specjax.sampling import Sampling
 
 V, K, NUM_ROWS = 5, 3, 4
 NETWORK = exact_law.ToyNetwork(V)
@@ -27,7 +29,7 @@ def states() -> list[rounds.LoopState]:
     state = decode.jitted_prefill(
         PROGRAM, PARAMS, source_ids=jnp.asarray(SOURCES), source_mask=jnp.ones(SOURCES.shape, bool),
         prefix=jnp.asarray(PREFIX), prefix_length=jnp.asarray(PREFIX_LENGTH),
-        temperature=jnp.asarray(TEMPERATURE), limit=jnp.full(NUM_ROWS, 12, jnp.int32),
+        options=Sampling(temperature=TEMPERATURE).lay_out(NUM_ROWS), limit=jnp.full(NUM_ROWS, 12, jnp.int32),
         seeds=jnp.arange(NUM_ROWS, dtype=jnp.uint32),
     )  # fmt: skip
     states = [state]
@@ -38,12 +40,12 @@ def states() -> list[rounds.LoopState]:
 
 @jax.jit
 def _propose(state: rounds.LoopState):
-    draws = sampling.KeyDraws.of_round(state.seeds, state.stats.num_rounds)
+    draws = KeyDraws.of_round(state.seeds, state.stats.num_rounds)
     return PROGRAM.drafter.propose(PARAMS.drafter, state.drafter_state, state.context, draws)
 
 
 def _slots(cache, row: int, count: int) -> list[int]:
-    return np.asarray(cache.keys[0])[row, 0, :count, 0].astype(int).tolist()
+    return np.asarray(cache.keys[0])[row, 0, 0, :count].astype(int).tolist()
 
 
 def test_rows_advance_by_their_own_counts(states):
@@ -61,7 +63,7 @@ def test_q_is_the_drafts_distribution_after_all_committed_and_drafted_tokens(sta
             tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
             for position in range(K):
                 expected = exact_law.conditional(
-                    np.asarray(PARAMS.drafter), SOURCES[row], tokens, TEMPERATURE[row]
+                    np.asarray(PARAMS.drafter), SOURCES[row], tokens, Sampling(temperature=TEMPERATURE[row])
                 )
                 np.testing.assert_allclose(draft.probs[row, position], expected, atol=1e-6)
                 assert draft.probs[row, position, draft.tokens[row, position]] > 0
@@ -87,7 +89,7 @@ def test_rollback_leaves_earlier_slots_bit_identical(states):
         for row in range(NUM_ROWS):
             length = int(before.cache.length[row])
             np.testing.assert_array_equal(
-                before.cache.keys[0][row, :, :length], after.cache.keys[0][row, :, :length]
+                before.cache.keys[0][row, ..., :length], after.cache.keys[0][row, ..., :length]
             )
 
 
@@ -99,7 +101,9 @@ def test_greedy_proposal_is_the_argmax_and_keeps_no_distribution(states):
     for row in range(NUM_ROWS):
         tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
         for token in draft.tokens[row].tolist():
-            expected = exact_law.conditional(np.asarray(PARAMS.drafter), SOURCES[row], tokens, 0.0)
+            expected = exact_law.conditional(
+                np.asarray(PARAMS.drafter), SOURCES[row], tokens, Sampling(temperature=0.0)
+            )
             assert token == expected.argmax()
             tokens.append(token)
 

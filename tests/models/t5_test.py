@@ -104,7 +104,9 @@ def test_norm_equals_torch(golden):
 
 def _bias(golden, stack, num):
     module = t5.RelativeBias(golden.config, two_sided=stack == "encoder")
-    apply = jax.jit(lambda params: module.apply({"params": params}, jnp.arange(num)[None], num))
+    apply = jax.jit(
+        lambda params: module.apply({"params": params}, jnp.arange(num)[None], jnp.arange(num)[None])
+    )
     return apply(golden.params[f"{stack}_bias"])
 
 

@@ -1,0 +1,86 @@
+"""Flags for how rows choose and drafts are judged, shared by the experiments that decode."""
+
+from typing import Any
+
+from absl import flags
+
+from specjax import acceptance, drafters
+from specjax.drafters import BoundDrafter
+from specjax.sampling import Sampling
+from specjax.types import AcceptanceRule
+
+_NUM_DRAFT = flags.DEFINE_list(
+    "num_draft", ["5"], "K, drafted tokens a round; or a tree's children per level: 3x2x1. A column each."
+)
+_RULE = flags.DEFINE_string(
+    "rule", "speculative",
+    "How drafts are judged above temperature 0: speculative, block, multi_round; lossy: "
+    "lenient:0.5, typical or typical:0.09:0.3 (epsilon, delta).",
+)  # fmt: skip
+_OPTIONS = {
+    "top_k": flags.DEFINE_integer("top_k", None, "Keep the so many most likely ids."),
+    "top_p": flags.DEFINE_float("top_p", None, "Keep the nucleus of this probability."),
+    "min_p": flags.DEFINE_float("min_p", None, "Keep what is this times as likely as the likeliest."),
+    "repetition_penalty": flags.DEFINE_float("repetition_penalty", None, "Above 1: repeats less."),
+    "min_new_tokens": flags.DEFINE_integer("min_new_tokens", None, "No end token before so many tokens."),
+}
+
+
+def sampling(temperature: float) -> Sampling:
+    """What the flags ask for, at one temperature."""
+    asked = {name: flag.value for name, flag in _OPTIONS.items() if flag.value is not None}
+    return Sampling(temperature=temperature, **asked)
+
+
+def rule() -> AcceptanceRule:
+    """--rule.
+
+    Raises:
+      ValueError: there is no such rule.
+    """
+    return parse_rule(_RULE.value)
+
+
+def rule_name() -> str:
+    """--rule as reports show it: a lossy one says so."""
+    return _RULE.value if acceptance.is_lossless(rule()) else f"{_RULE.value} (lossy)"
+
+
+def parse_rule(text: str) -> AcceptanceRule:
+    """A rule by its name, its numbers after colons.
+
+    Raises:
+      ValueError: there is no such rule, or a number that is none.
+    """
+    name, *numbers = text.split(":")
+    known: dict[str, Any] = {
+        "speculative": acceptance.speculative, "block": acceptance.block,
+        "multi_round": acceptance.multi_round, "lenient": acceptance.Lenient, "typical": acceptance.Typical,
+    }  # fmt: skip
+    try:
+        chosen = known[name]
+        return chosen(*map(float, numbers)) if isinstance(chosen, type) else chosen
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"--rule={text}: give one of {', '.join(known)}; lenient needs its number, as in lenient:0.5"
+        ) from error
+
+
+def columns() -> list[str]:
+    """--num_draft, one text a column."""
+    return _NUM_DRAFT.value
+
+
+def drafter(draft: Any, column: str) -> BoundDrafter:
+    """A loaded model as the drafter of one column: "5" a chain, "3x2x1" a tree.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    try:
+        widths = [int(part) for part in column.split("x")]
+    except ValueError as error:
+        raise ValueError(f"--num_draft={column}: give a whole number, or a tree such as 3x2x1") from error
+    if len(widths) == 1:
+        return drafters.from_model(draft, widths[0])
+    return drafters.tree_from_model(draft, widths)

@@ -1,0 +1,88 @@
+"""The output law by drawing: the compiled program with its own noise, and the G-test of what it gave.
+
+A perfect sampler's p-value is uniform: it is below 1e-3 once in a thousand tests, and above .99 once
+in a hundred. So a test rejects small p only, and says nothing by a large one.
+"""
+
+import collections
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from experiments.law_cases import SOURCE, Case
+from specjax import decode, rounds
+
+MIN_EXPECTED = 5.0  # cells expected to hold less are pooled
+
+
+class GTest(NamedTuple):
+    """A likelihood-ratio test of counts against a law.
+
+    Attributes:
+      statistic: G = 2 sum observed ln(observed / expected).
+      num_cells: after pooling; one more than the degrees of freedom.
+      p_value: of a chi-square with that many degrees; 0 where something impossible was drawn.
+    """
+
+    statistic: float
+    num_cells: int
+    p_value: float
+
+
+def g_test(observed: np.ndarray, law: np.ndarray) -> GTest:
+    """Tests counts `[C]` against probabilities `[C]`; cells too rare for the test are pooled."""
+    expected = law / law.sum() * observed.sum()
+    if observed[law == 0].any():
+        return GTest(float("inf"), len(law), 0.0)
+    order = np.argsort(expected)
+    observed, expected = observed[order], expected[order]
+    num_pooled = int(np.searchsorted(np.cumsum(expected), MIN_EXPECTED) + 1)
+    num_pooled = max(num_pooled, int((expected < MIN_EXPECTED).sum()))
+    observed = np.append(observed[num_pooled:], observed[:num_pooled].sum())
+    expected = np.append(expected[num_pooled:], expected[:num_pooled].sum())
+    statistic, p_value = scipy.stats.power_divergence(observed, expected, lambda_="log-likelihood")
+    return GTest(float(statistic), len(observed), float(p_value))
+
+
+def g_test_of_laws(
+    observed: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], num: int
+) -> GTest:
+    """The same for laws of sequences; `num` drawn in all."""
+    keys = sorted(law.keys() | observed.keys())
+    counts, probs = ([d.get(key, 0) for key in keys] for d in (observed, law))
+    assert sum(counts) == num
+    return g_test(np.array(counts, float), np.array(probs))
+
+
+def draw(
+    program: rounds.Program, params: rounds.AllParams, state: rounds.LoopState, seeds: np.ndarray
+) -> np.ndarray:
+    """Emitted ids `[num, bucket]` of as many runs of a one-row state as there are `seeds`."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(num: int, params: rounds.AllParams, state: rounds.LoopState, seeds: jax.Array) -> jax.Array:
+        state = jax.tree.map(lambda x: jnp.repeat(x, num, axis=0), state).replace(seeds=seeds)
+        return decode.finish(program, decode.run(program, params, state)).tokens
+
+    return np.asarray(run(len(seeds), params, state, jnp.asarray(seeds, jnp.uint32)))
+
+
+def sampled_test(case: Case, num: int = 2**17, seed: int = 0) -> GTest:
+    """The G-test of `num` runs of a case against its target's law. Float32."""
+    program = case.program()
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case.params())
+    state = jax.jit(functools.partial(rounds.prefill, program))(
+        params, jnp.asarray(SOURCE)[None], jnp.ones((1, len(SOURCE)), bool),
+        prefix=jnp.asarray([case.prefix], jnp.int32),
+        prefix_length=jnp.asarray([len(case.prefix)], jnp.int32),
+        options=case.options.lay_out(1, case.eos_ids, case.num_ids),
+        limit=jnp.asarray([case.num_tokens], jnp.int32), seeds=jnp.zeros(1, jnp.uint32),
+    )  # fmt: skip
+    tokens = draw(program, params, state, np.arange(num) + seed * num)[:, : case.num_tokens]
+    law = case.target_law()
+    whole = {(*key, *[0] * (case.num_tokens - len(key))): p for key, p in law.items()}  # padded as rows are
+    return g_test_of_laws(collections.Counter(map(tuple, tokens.tolist())), whole, num)

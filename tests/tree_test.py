@@ -1,0 +1,163 @@
+"""Topologies, and what a decoder call makes of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import cache as cache_lib
+from specjax import tree
+from specjax.models import t5
+from specjax.types import Draft, Tree
+
+NUM_ROWS, NUM_NODES, NUM_SLOTS = 3, 7, 16
+CONFIG = t5.T5Config(40, 16, 4, 32, 4, 1, 2, gated=True, tied_head=False, scale_logits=False)
+NETWORK = t5.T5Network(CONFIG)
+
+
+def random_tree(seed: int) -> Tree:
+    """Another topology in each row, some nodes padding."""
+    rng = np.random.default_rng(seed)
+    parents = np.array([[rng.integers(0, i + 1) for i in range(NUM_NODES)] for _ in range(NUM_ROWS)])
+    valid = rng.random((NUM_ROWS, NUM_NODES)) < 0.8
+    return Tree(jnp.asarray(parents), jnp.asarray(valid), NUM_NODES)
+
+
+def path_to(parents: np.ndarray, position: int) -> list[int]:
+    """Call positions from the root to one, by walking up."""
+    path = [position]
+    while path[0]:
+        path.insert(0, int(parents[path[0] - 1]))
+    return path
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ancestors_and_depths_equal_those_found_by_walking_up(seed):
+    """B46."""
+    topology = random_tree(seed)
+    above, depths = np.asarray(tree.ancestors(topology)), np.asarray(tree.depths(topology))
+    for row in range(NUM_ROWS):
+        for position in range(NUM_NODES + 1):
+            path = path_to(np.asarray(topology.parents)[row], position)
+            assert np.flatnonzero(above[row, position]).tolist() == path
+            assert depths[row, position] == len(path) - 1
+
+
+def test_branching_makes_the_tree_it_says():
+    """The root's two children, then two children each, then one each."""
+    topology = tree.from_branching((2, 2, 1), 2)
+    assert topology.parents.tolist() == [[0, 0, 1, 1, 2, 2, 3, 4, 5, 6]] * 2
+    assert topology.max_depth == 3
+    assert tree.level_starts((2, 2, 1)) == [0, 1, 3, 7, 11]
+    assert tree.depths(topology)[0].tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_chain_is_the_tree_of_width_one():
+    draft = Draft(jnp.zeros((2, 3), jnp.int32), jnp.asarray([3, 1]), None)
+    chain = tree.of(draft)
+    assert chain.parents.tolist() == [[0, 1, 2]] * 2
+    assert chain.valid.tolist() == [[True] * 3, [True, False, False]]
+    np.testing.assert_array_equal(tree.before(draft)[0], tree.before(draft.replace(tree=chain))[0])
+    start = jnp.asarray([2, 4])
+    as_tree, as_chain = tree.layout(chain, start, 9), tree.chain_layout(start, 4, 9)
+    np.testing.assert_array_equal(as_tree.positions, as_chain.positions)
+    np.testing.assert_array_equal(as_tree.visible, as_chain.visible)
+
+
+@pytest.fixture(scope="module")
+def params():
+    ids = jnp.zeros((1, 1), jnp.int32)
+    params = jax.jit(t5.T5(CONFIG).init)(jax.random.key(0), ids, ids > 0, ids)["params"]
+    params["decoder_bias"]["table"] *= 20  # so that a wrong position shows
+    return params
+
+
+SOURCES = np.array([[5, 6, 7, 1], [8, 1, 0, 0], [9, 3, 1, 0]])
+PREFIXES = [[0, 11, 12, 13, 14], [0, 15], [0, 16, 17]]
+TOKENS = np.random.default_rng(0).integers(2, 40, (NUM_ROWS, NUM_NODES + 1))
+
+
+@functools.cache
+def jitted(name):
+    return jax.jit(getattr(NETWORK, name), static_argnames="num_slots" if name == "init_cache" else None)
+
+
+def prefilled(params, num_slots=NUM_SLOTS):
+    """A cache of each row's prefix, of different lengths, with garbage beyond them."""
+    encoded = jitted("encode")(params, jnp.asarray(SOURCES), jnp.asarray(SOURCES > 0))
+    cache = jitted("init_cache")(params, encoded, jnp.asarray(SOURCES > 0), num_slots=num_slots)
+    width = max(map(len, PREFIXES))
+    tokens = np.array([row + [39] * (width - len(row)) for row in PREFIXES])
+    cache = jitted("decode")(params, cache, jnp.asarray(tokens))[2]
+    return cache_lib.rollback(cache, jnp.asarray([len(row) for row in PREFIXES]))
+
+
+def sequential_logits(params, row: int, path: list[int]) -> np.ndarray:
+    """Logits after the last token of a path, fed as plain text behind the row's prefix."""
+    tokens = PREFIXES[row] + TOKENS[row, path].tolist()
+    tokens = np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None]
+    source = jnp.asarray(SOURCES[row : row + 1])
+    logits = jax.jit(lambda p, *x: t5.T5(CONFIG).apply({"params": p}, *x))(
+        params, source, source > 0, jnp.asarray(tokens)
+    )
+    return np.asarray(logits)[0, len(PREFIXES[row]) + len(path) - 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tree_logits_equal_sequential_decoding_along_each_path(params, seed):
+    """B46: random trees with padding nodes, rows of different prefix lengths."""
+    topology = random_tree(seed)
+    cache = prefilled(params)
+    layout = tree.layout(topology, cache.length, NUM_SLOTS)
+    logits, _, _ = jitted("decode")(params, cache, jnp.asarray(TOKENS), layout)
+    for row in range(NUM_ROWS):
+        for position in range(NUM_NODES + 1):
+            path = path_to(np.asarray(topology.parents)[row], position)
+            np.testing.assert_allclose(logits[row, position], sequential_logits(params, row, path), atol=1e-5)
+
+
+def test_tree_fed_level_by_level_equals_one_call(params):
+    """As a draft model of trees does."""
+    topology = tree.from_branching((2, 2), NUM_ROWS)
+    cache = prefilled(params)
+    start, tokens = cache.length, jnp.asarray(TOKENS[:, :7])
+    at_once, _, _ = jitted("decode")(params, cache, tokens, tree.layout(topology, start, NUM_SLOTS))
+    parts = []
+    for first, last in ((0, 1), (1, 3), (3, 7)):
+        layout = tree.layout(topology, start, NUM_SLOTS, first, last)
+        logits, _, cache = jitted("decode")(params, cache, tokens[:, first:last], layout)
+        parts.append(logits)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), at_once, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cache_keeps_exactly_the_accepted_path(params, seed):
+    """B38, B41: what follows equals plain decoding of the path; earlier slots stay bit-identical."""
+    topology = random_tree(seed)
+    cache = prefilled(params)
+    root = cache.length
+    layout = tree.layout(topology, root, NUM_SLOTS)
+    _, _, after = jitted("decode")(params, cache, jnp.asarray(TOKENS), layout)
+    deepest = np.asarray(tree.depths(topology)).argmax(1)
+    paths = [path_to(np.asarray(topology.parents)[row], deepest[row])[1:] for row in range(NUM_ROWS)]
+    padded = np.array([path + [0] * (NUM_NODES - len(path)) for path in paths])
+    kept = jax.jit(cache_lib.keep_path)(after, root, jnp.asarray(padded))
+    for row, path in enumerate(paths):
+        slots = int(root[row])
+        np.testing.assert_array_equal(kept.keys[1][row, ..., :slots], cache.keys[1][row, ..., :slots])
+        for offset, position in enumerate(path):
+            np.testing.assert_array_equal(
+                kept.values[1][row, :, slots + 1 + offset], after.values[1][row, :, slots + position]
+            )
+    length = root + 1 + np.array([len(path) for path in paths])
+    logits, _, _ = jitted("decode")(params, cache_lib.rollback(kept, length), jnp.asarray(TOKENS[:, :1]))
+    for row, path in enumerate(paths):
+        tokens = PREFIXES[row] + TOKENS[row, [0, *path, 0]].tolist()
+        source = jnp.asarray(SOURCES[row : row + 1])
+        padded_tokens = jnp.asarray(np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None])
+        expected = jax.jit(lambda p, *x: t5.T5(CONFIG).apply({"params": p}, *x))(
+            params, source, source > 0, padded_tokens
+        )
+        np.testing.assert_allclose(logits[row, 0], expected[0, len(tokens) - 1], atol=1e-5)
