@@ -1,0 +1,31 @@
+"""Tasks to padded batches: the names of the files below, and nothing else."""
+
+from specjax.data.batches import (
+    Batch,
+    Encode,
+    Pair,
+    bucket,
+    epoch,
+    load_or_train_tokenizer,
+    make_batch,
+    pad,
+    tokenize,
+    training_batches,
+)
+from specjax.data.files import read_jsonl, read_lines, read_pairs
+
+__all__ = [
+    "Batch",
+    "Encode",
+    "Pair",
+    "bucket",
+    "epoch",
+    "load_or_train_tokenizer",
+    "make_batch",
+    "pad",
+    "read_jsonl",
+    "read_lines",
+    "read_pairs",
+    "tokenize",
+    "training_batches",
+]
