@@ -4,6 +4,10 @@ import importlib.metadata
 import re
 from collections.abc import Sequence
 
+_BETWEEN_SENTENCES = re.compile(
+    r"([.!?][\"'\u201c\u201d\u2019)]*)\s+(?=[\"'\u201c\u201e\u2018(]*[^\W_a-zß-ÿ])"
+)
+
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus BLEU (sacrebleu, cased, 13a tokenisation) and the signature to report beside it.
@@ -50,7 +54,7 @@ def split_sentences(text: str) -> str:
 
     Newlines stay. "Mr. Smith" is broken too, alike in hypothesis and reference.
     """
-    return re.sub(r"([.!?][\"'\u201c\u201d\u2019)]*)\s+(?=[\"'\u201c\u201e\u2018(]*[^\W_a-zß-ÿ])", r"\1\n", text)
+    return _BETWEEN_SENTENCES.sub(r"\1\n", text)
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
