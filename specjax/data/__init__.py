@@ -13,13 +13,19 @@ from specjax.data.batches import (
     training_batches,
 )
 from specjax.data.files import read_jsonl, read_lines, read_pairs
+from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
 
 __all__ = [
+    "TASKS",
     "Batch",
     "Encode",
+    "Examples",
     "Pair",
+    "Task",
+    "TextPair",
     "bucket",
     "epoch",
+    "load",
     "load_or_train_tokenizer",
     "make_batch",
     "pad",
