@@ -13,6 +13,7 @@ from specjax.data.batches import (
     training_batches,
 )
 from specjax.data.files import read_jsonl, read_lines, read_pairs
+from specjax.data.stream import Stream, stream
 from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Encode",
     "Examples",
     "Pair",
+    "Stream",
     "Task",
     "TextPair",
     "bucket",
@@ -32,6 +34,7 @@ __all__ = [
     "read_jsonl",
     "read_lines",
     "read_pairs",
+    "stream",
     "tokenize",
     "training_batches",
 ]

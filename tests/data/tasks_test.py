@@ -3,8 +3,10 @@
 import dataclasses
 import gzip
 import json
+import re
 import sys
 
+import numpy as np
 import pytest
 
 from specjax import data
@@ -47,6 +49,14 @@ def test_wmt14_is_read_in_both_directions(prepared_dir):
 def test_cnn_dailymail_is_read_with_the_newlines_of_its_highlights(prepared_dir):
     examples = data.load(data.TASKS["cnn_dailymail"], "test", prepared_dir)
     assert set(examples.pairs) == {(f"summarize: article {i}", "One .\nTwo .") for i in range(3)}
+
+
+def test_a_prepared_dataset_is_streamed(prepared_dir):
+    pairs = data.load(data.TASKS["wmt14_en_de"], "train", prepared_dir).pairs
+    encode = lambda texts: [[int(re.search("[0-9]+", text)[0]), 1] for text in texts]  # noqa: E731
+    batch = next(data.stream(pairs, encode, batch_size=5, buckets=[(2, 2)], seed=0))
+    assert sorted(batch.source_ids[:, 0]) == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(batch.source_ids, batch.target_ids)
 
 
 def test_what_is_prepared_comes_before_files(prepared_dir, tmp_path):
