@@ -34,7 +34,7 @@ class Stream:
         return next(self._iterator)
 
     def get_state(self) -> bytes:
-        """The position after the last batch, for a checkpoint of this process; some 200 bytes."""
+        """The position after the last batch, for a checkpoint of this process; some 250 bytes."""
         return json.dumps({"settings": self._settings, "position": self._iterator.get_state()}).encode()
 
     def set_state(self, state: bytes) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import http.server
+import importlib.machinery
 import importlib.util
 import sys
 import threading
@@ -51,13 +52,13 @@ def server(answers):
 def make_absent(monkeypatch, package):
     """Importing the package fails as if it were not installed, whether it is or not."""
 
-    def blind(finder):
-        def find_spec(name, *where):
-            return None if name.split(".")[0] == package else finder.find_spec(name, *where)
+    finder = importlib.machinery.PathFinder
+    find_spec = finder.find_spec
 
-        return types.SimpleNamespace(find_spec=find_spec)
+    def find_other(name, *where):
+        return None if name.split(".")[0] == package else find_spec(name, *where)
 
-    monkeypatch.setattr(sys, "meta_path", [blind(finder) for finder in sys.meta_path])
+    monkeypatch.setattr(finder, "find_spec", find_other)
     monkeypatch.delitem(sys.modules, package, raising=False)
 
 
