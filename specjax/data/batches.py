@@ -1,14 +1,15 @@
-"""Text pairs, and the padded batches that training feeds on.
+"""Tokenised pairs, and the padded batches that training feeds on.
 
 Axes: B rows, S source length, N target length.
 """
 
 import dataclasses
-import gzip
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+from specjax.data.files import read_lines
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
 
@@ -42,37 +43,6 @@ class Batch:
     target_mask: np.ndarray
 
 
-def read_lines(path: str | pathlib.Path) -> list[str]:
-    """Lines of a text file, `.gz` or plain, without their line ends.
-
-    Raises:
-      FileNotFoundError: neither `path` nor `path.gz` exists; both are named.
-    """
-    path = pathlib.Path(path)
-    zipped = path if path.suffix == ".gz" else path.with_name(path.name + ".gz")
-    if path.exists() and path.suffix != ".gz":
-        return path.read_text(encoding="utf-8").splitlines()
-    if not zipped.exists():
-        raise FileNotFoundError(f"no text file {path} (nor {zipped.name} beside it)")
-    with gzip.open(zipped, "rt", encoding="utf-8") as stream:
-        return stream.read().splitlines()
-
-
-def read_pairs(source: str | pathlib.Path, target: str | pathlib.Path) -> list[tuple[str, str]]:
-    """Aligned lines of two text files.
-
-    Raises:
-      ValueError: the files differ in length; both counts are named.
-    """
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"{source} has {len(sources)} lines but {target} has {len(targets)}: "
-            "line n of one must translate line n of the other"
-        )
-    return list(zip(sources, targets, strict=True))
-
-
 def tokenize(pairs: Sequence[tuple[str, str]], encode: Encode, max_length: int) -> list[Pair]:
     """Encodes text pairs and drops those of which a side is empty or over `max_length` ids."""
     sources = encode([source for source, _ in pairs])
@@ -103,10 +73,10 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
     raise ValueError(f"length {length} is over the largest bucket {max(buckets)}")
 
 
-def make_batch(pairs: Sequence[Pair], width: int) -> Batch:
-    """Pads pairs to S = N = `width`."""
+def make_batch(pairs: Sequence[Pair], width: int, target_width: int | None = None) -> Batch:
+    """Pads sources to S = `width` and targets to N = `target_width`, where None means S."""
     source_ids, source_mask = pad([p.source for p in pairs], width)
-    target_ids, target_mask = pad([p.target for p in pairs], width)
+    target_ids, target_mask = pad([p.target for p in pairs], target_width or width)
     return Batch(source_ids, source_mask, target_ids, target_mask)
 
 

@@ -1,6 +1,5 @@
-"""Text pairs, padding and the order of training batches."""
+"""Tokenised pairs, padding and the order of training batches."""
 
-import gzip
 import itertools
 
 import numpy as np
@@ -11,27 +10,6 @@ from specjax import data
 
 def pairs_of(lengths):
     return [data.Pair([3] * n, [4] * (n + 1)) for n in lengths]
-
-
-def test_gzipped_and_plain_files_read_alike(tmp_path):
-    (tmp_path / "a.en").write_text("Ä b\nc\n", encoding="utf-8")
-    with gzip.open(tmp_path / "b.en.gz", "wt", encoding="utf-8") as stream:
-        stream.write("Ä b\nc\n")
-    assert data.read_lines(tmp_path / "a.en") == data.read_lines(tmp_path / "b.en") == ["Ä b", "c"]
-    assert data.read_lines(tmp_path / "b.en.gz") == ["Ä b", "c"]
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no text file .*x\.en"):
-        data.read_lines(tmp_path / "x.en")
-
-
-def test_misaligned_files_are_refused_with_both_counts(tmp_path):
-    """B75."""
-    (tmp_path / "a.en").write_text("1\n2\n3\n")
-    (tmp_path / "a.de").write_text("1\n2\n3\n4\n")
-    with pytest.raises(ValueError, match="3 lines .* 4"):
-        data.read_pairs(tmp_path / "a.en", tmp_path / "a.de")
 
 
 def test_empty_and_long_pairs_are_dropped():

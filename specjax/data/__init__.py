@@ -1,0 +1,40 @@
+"""Tasks to padded batches: the names of the files below, and nothing else."""
+
+from specjax.data.batches import (
+    Batch,
+    Encode,
+    Pair,
+    bucket,
+    epoch,
+    load_or_train_tokenizer,
+    make_batch,
+    pad,
+    tokenize,
+    training_batches,
+)
+from specjax.data.files import read_jsonl, read_lines, read_pairs
+from specjax.data.stream import Stream, stream
+from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
+
+__all__ = [
+    "TASKS",
+    "Batch",
+    "Encode",
+    "Examples",
+    "Pair",
+    "Stream",
+    "Task",
+    "TextPair",
+    "bucket",
+    "epoch",
+    "load",
+    "load_or_train_tokenizer",
+    "make_batch",
+    "pad",
+    "read_jsonl",
+    "read_lines",
+    "read_pairs",
+    "stream",
+    "tokenize",
+    "training_batches",
+]

@@ -1,0 +1,179 @@
+"""The endless, resumable stream of training batches from text, on grain.
+
+Order of things: shuffle all pairs by seed and epoch, take this process's share, cut it into windows
+of 32 batches, tokenise a window, sort it by length so that little is padded, cut it into batches,
+shuffle those.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.data.batches import Batch, Encode, Pair, make_batch
+
+WINDOW = 32  # batches
+
+Buckets = Sequence[tuple[int, int]]  # the shapes (S, N) that batches may have
+
+
+class Stream:
+    """Iterates over `Batch`es without end; `get_state` and `set_state` keep its position as bytes."""
+
+    def __init__(self, iterator: Iterator[Batch], settings: dict[str, Any]):
+        self._iterator: Any = iterator
+        self._settings = settings
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._iterator)
+
+    def get_state(self) -> bytes:
+        """The position after the last batch, for a checkpoint of this process; some 250 bytes."""
+        return json.dumps({"settings": self._settings, "position": self._iterator.get_state()}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Continues where a stream of the same arguments stood when it gave `state`.
+
+        Raises:
+          ValueError: that stream had other arguments; each is named with both values.
+        """
+        saved = json.loads(state)
+        differences = [
+            f"{name}={value!r} (saved with {saved['settings'].get(name)!r})"
+            for name, value in self._settings.items()
+            if saved["settings"].get(name) != value
+        ]
+        if differences:
+            raise ValueError(
+                f"the saved position is of another stream: {', '.join(differences)}. "
+                "Resume with the saved values, or start from the beginning"
+            )
+        self._iterator.set_state(saved["position"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batching:
+    """From the text pairs of a window to its batches, a pure function of both arguments."""
+
+    encode: Encode
+    batch_size: int
+    buckets: Buckets
+    seed: int
+    truncate_sources: bool
+    window: int  # pairs of a full window
+
+    def batches(self, number: int, texts: Sequence[tuple[str, str]]) -> list[Batch]:
+        pairs = sorted(self.tokenize(texts), key=lambda pair: (self.bucket([pair]), pair.length))
+        cuts = range(0, len(pairs) - self.batch_size + 1, self.batch_size)
+        if not cuts and len(texts) == self.window:
+            raise ValueError(
+                f"only {len(pairs)} of {len(texts)} pairs fit buckets={list(self.buckets)}, and a batch "
+                f"needs {self.batch_size}: add a larger bucket, or truncate_sources=True"
+            )
+        batches = [self.pad(pairs[cut : cut + self.batch_size]) for cut in cuts]
+        order = np.random.default_rng((self.seed, number)).permutation(len(batches))
+        return [batches[i] for i in order]
+
+    def tokenize(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Pairs that fit the largest bucket and have no empty side."""
+        max_source, max_target = self.buckets[-1]
+        sources = self.encode([source for source, _ in texts])
+        targets = self.encode([target for _, target in texts])
+        if self.truncate_sources:
+            sources = [s if len(s) <= max_source else [*s[: max_source - 1], s[-1]] for s in sources]
+        return [
+            Pair(s, t)
+            for s, t in zip(sources, targets, strict=True)
+            if 1 < len(s) <= max_source and 1 < len(t) <= max_target
+        ]
+
+    def bucket(self, pairs: Sequence[Pair]) -> tuple[int, int]:
+        """The smallest bucket that holds all of them."""
+        num_source, num_target = (max(len(p.source) for p in pairs), max(len(p.target) for p in pairs))
+        return next((s, n) for s, n in self.buckets if num_source <= s and num_target <= n)
+
+    def pad(self, pairs: Sequence[Pair]) -> Batch:
+        return make_batch(pairs, *self.bucket(pairs))
+
+
+def stream(
+    texts: Sequence[tuple[str, str]],
+    encode: Encode,
+    *,
+    batch_size: int,
+    buckets: Buckets,
+    seed: int,
+    truncate_sources: bool = False,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Stream:
+    """Endless training batches of text pairs, each process with a share of its own.
+
+    Every epoch has another order, and uses each pair once at most: those that fit no bucket, and
+    what a window has left over below a batch, are passed over. Equal arguments give equal streams.
+
+    Args:
+      texts: such as `load(...).pairs`; indexed, never listed, so it may be larger than memory.
+      encode: texts -> ids, the end token included. Called on two lists a window.
+      batch_size: pairs a batch, in this process.
+      buckets: allowed (S, N), growing in both; a program is compiled for each.
+      seed: of the order.
+      truncate_sources: cuts sources to the largest S, their end token kept; otherwise a pair with a
+        longer one is dropped. Longer targets always are.
+      process_index, process_count: `jax.process_index()` and `jax.process_count()`.
+
+    Raises:
+      ValueError: no such process; too few pairs; buckets that do not grow; more than one bucket
+        with more than one process, whose shapes would differ in a step.
+    """
+    _check(len(texts), batch_size, buckets, process_index, process_count)
+    window = min(WINDOW * batch_size, len(range(process_index, len(texts), process_count)))
+    batching = _Batching(encode, batch_size, buckets, seed, truncate_sources, window)
+    settings = {
+        "num_pairs": len(texts), "batch_size": batch_size, "buckets": [list(bucket) for bucket in buckets],
+        "seed": seed, "truncate_sources": truncate_sources, "window": window,
+        "process_index": process_index, "process_count": process_count,
+    }  # fmt: skip
+    return Stream(_iterate(texts, batching, process_index, process_count), settings)
+
+
+def _iterate(
+    texts: Sequence[tuple[str, str]], batching: _Batching, process_index: int, process_count: int
+) -> Iterator[Batch]:
+    import grain
+
+    class Unbatch(grain.experimental.FlatMapTransform):
+        """A numbered window to its batches; defined here, since grain is imported here."""
+
+        max_fan_out = WINDOW
+
+        def flat_map(self, element):
+            return batching.batches(*element)
+
+    share = grain.MapDataset.source(texts).shuffle(batching.seed)[process_index::process_count]
+    windows = share.batch(batching.window, batch_fn=list).repeat().map_with_index(lambda i, pairs: (i, pairs))
+    # A thread reads one window ahead. It does not tokenise: tokenizers are not thread-safe.
+    reading = windows.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    return iter(grain.experimental.FlatMapIterDataset(reading, Unbatch()))
+
+
+def _check(num_pairs: int, batch_size: int, buckets: Buckets, process_index: int, process_count: int) -> None:
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process_index={process_index} is not below process_count={process_count}")
+    if num_pairs // process_count < batch_size:
+        raise ValueError(
+            f"batch_size={batch_size}, but there are only {num_pairs} pairs for {process_count} processes"
+        )
+    if not buckets or any(s > t or n > m for (s, n), (t, m) in itertools.pairwise(buckets)):
+        raise ValueError(f"buckets={list(buckets)}: give shapes (S, N) that grow in both numbers")
+    if process_count > 1 and len(buckets) > 1:
+        raise ValueError(
+            f"buckets={list(buckets)} with process_count={process_count}: give one bucket, since in a "
+            "step all processes need the same shape"
+        )

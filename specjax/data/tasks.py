@@ -1,0 +1,234 @@
+"""Tasks: where text pairs lie and how T5 is asked for them.
+
+A task is a declaration in `TASKS`. One's own: `dataclasses.replace(TASKS["text"], source="en", ...)`.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from specjax.data import prepared
+from specjax.data.files import Example, read_jsonl, read_pairs
+
+TextPair = tuple[str, str]  # source, its prefix included, and target
+
+
+def one_pair(task: "Task", example: Example) -> list[TextPair]:
+    """Source and target are two text fields."""
+    return [(task.prefix + _field(example, task.source, str), _field(example, task.target, str))]
+
+
+def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[TextPair]:
+    """Each turn of a dialogue but the first, given up to `num_context` turns before it.
+
+    Turns are joined by " | ", since T5's tokenizer drops newlines.
+    """
+    turns = _field(example, task.source, list)
+    contexts = [" | ".join(turns[max(0, i - num_context) : i]) for i in range(len(turns))]
+    return [(task.prefix + context, turn) for context, turn in list(zip(contexts, turns, strict=True))[1:]]
+
+
+def _field(example: Example, name: str, kind: type) -> Any:
+    if name not in example:
+        raise ValueError(f"field {name!r} is missing; the fields are {', '.join(map(repr, example))}")
+    value = example[name].decode() if isinstance(example[name], bytes) else example[name]
+    if not isinstance(value, kind):
+        raise ValueError(f"field {name!r} must be a {kind.__name__}, not a {type(value).__name__}")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One kind of pairs.
+
+    Attributes:
+      prefix: put before each source; T5 was trained to read the task from it.
+      source: field of an example, or last part of a text file's name.
+      target: the same of the target.
+      files: split -> glob below the data directory. One that ends in `{}` stands for text files with
+        `source` and `target` in that place; any other for JSON lines. `[a:b]` after it takes some
+        examples; `.gz` is found by itself.
+      dataset: of tensorflow-datasets, with the same fields.
+      convert: an example to its pairs.
+    """
+
+    prefix: str
+    source: str
+    target: str
+    files: Mapping[str, str]
+    dataset: prepared.Dataset | None = None
+    convert: Callable[["Task", Example], list[TextPair]] = one_pair
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Text pairs and where they came from.
+
+    Attributes:
+      pairs: source, its prefix included, and target. A prepared dataset is read as it is indexed.
+      origin: for the log: the dataset and split, or the files.
+    """
+
+    pairs: Sequence[TextPair]
+    origin: str
+
+
+def _splits(pattern: str) -> dict[str, str]:
+    return {split: pattern.replace("SPLIT", split) for split in ("train", "validation", "test")}
+
+
+_WMT14 = Task(
+    "translate English to German: ", "en", "de",
+    {"train": "wmt/train*.{}", "validation": "wmt/newstest2013.{}", "test": "wmt/newstest2014.{}"},
+    prepared.Dataset("wmt14_translate/de-en:1.0.0", "tensorflow_datasets.translate.wmt14"),
+)  # fmt: skip
+_MULTI30K = dataclasses.replace(
+    _WMT14,
+    files={
+        "train": "multi30k/train.{}",
+        "validation": "multi30k/val.{}",
+        "test": "multi30k/test_2016_flickr.{}",
+        "test_2017": "multi30k/test_2017_flickr.{}",
+    },
+    dataset=None,
+)
+
+
+def _to_english(task: Task) -> Task:
+    return dataclasses.replace(task, prefix="translate German to English: ", source="de", target="en")
+
+
+TASKS: Mapping[str, Task] = {
+    "wmt14_en_de": _WMT14,
+    "wmt14_de_en": _to_english(_WMT14),
+    "multi30k_en_de": _MULTI30K,
+    "multi30k_de_en": _to_english(_MULTI30K),
+    "cnn_dailymail": Task(
+        "summarize: ", "article", "highlights",
+        _splits("cnn_dm/SPLIT*.jsonl"),
+        # Version 3.4.0 holds the texts of 3.0.0: cased, not anonymised.
+        prepared.Dataset(
+            "cnn_dailymail:3.4.0", "tensorflow_datasets.summarization.cnn_dailymail", ("tensorflow", "bs4")
+        ),
+    ),
+    # XDailyDialog: a list of turns in each language.
+    "dialogue": Task(
+        "reply: ", "en", "en",
+        {"train": "dialog/*part1k*.jsonl", "validation": "dialog/*dev*.jsonl", "test": "dialog/*test*.jsonl"},
+        convert=next_turns,
+    ),
+    # MBPP's own splits are ranges of its tasks, of which 1 to 974 stand in one file. T5's tokenizer
+    # drops newlines and some characters of code; ByT5's keeps all.
+    "mbpp": Task(
+        "python: ", "text", "code",
+        {
+            "train": "prompts/mbpp.jsonl[600:]",
+            "validation": "prompts/mbpp.jsonl[510:600]",
+            "test": "prompts/mbpp.jsonl[10:510]",
+        },
+    ),
+    "humaneval": Task("", "prompt", "canonical_solution", {"test": "prompts/HumanEval.jsonl"}),
+    "text": Task("", "source", "target", _splits("SPLIT.{}")),
+    "jsonl": Task("", "source", "target", _splits("SPLIT.jsonl")),
+}  # fmt: skip
+
+
+def load(task: Task, split: str, data_dir: str | pathlib.Path, *, download: bool = False) -> Examples:
+    """The text pairs of a split.
+
+    A dataset that tensorflow-datasets has prepared in `data_dir` comes first, then the task's files
+    below `data_dir`.
+
+    Args:
+      split: such as `test`, `validation[:100]` or `train+validation[200:]`.
+      data_dir: where datasets and files lie.
+      download: prepares the dataset first if it is not (hours for WMT14), never takes the files.
+
+    Raises:
+      FileNotFoundError: neither is there; each place that was looked at is named.
+      ValueError: an unknown split; files that differ in length; a missing field.
+      ImportError, RuntimeError: from preparing, see `prepared.prepare`.
+    """
+    root, dataset = pathlib.Path(data_dir), task.dataset
+    if download and dataset is None:
+        raise ValueError("download=True, but this task has no dataset to download: use its files")
+    if download and dataset:
+        prepared.prepare(dataset, root, f"Alternatives: {_alternatives(task, root)}.")
+    if dataset and dataset.is_prepared(root):
+        view = _View(task, prepared.read(dataset, root, split))
+        return Examples(view, f"{dataset.name} {split}, prepared by tensorflow-datasets")
+    parts = [_read_part(task, root, part) for part in split.split("+")]
+    pairs = [pair for part_pairs, _ in parts for pair in part_pairs]
+    return Examples(pairs, f"{split}: " + ", ".join(name for _, names in parts for name in names))
+
+
+def _alternatives(task: Task, root: pathlib.Path) -> str:
+    """How to supply the files of a task, as a clause."""
+    files = ", ".join(f"{root / pattern}" for pattern in task.files.values())
+    if any("{}" in pattern for pattern in task.files.values()):
+        return f"text files, line n for line n, with {{}} = {task.source} and {task.target}: {files}"
+    return (
+        f"JSON lines with the fields {task.source!r} and {task.target!r}, "
+        f"exported from the Hugging Face hub for instance: {files}"
+    )
+
+
+def _read_part(task: Task, root: pathlib.Path, part: str) -> tuple[list[TextPair], list[str]]:
+    """Pairs of one summand of a split, and the names of their files."""
+    name, cut = _cut(part)
+    if name not in task.files:
+        raise ValueError(
+            f"split={part!r} is unknown: give one of {', '.join(task.files)}, "
+            "with [a:b] after it for some examples and + between two"
+        )
+    pattern, cut_of_file = _cut(task.files[name])
+    paths = list(_find(root, pattern.replace("{}", task.source)))
+    if not paths:
+        or_download = f" or prepare {task.dataset.name} with download=True" if task.dataset else ""
+        raise FileNotFoundError(f"no data for {name!r}: supply {_alternatives(task, root)}{or_download}")
+    pairs = [pair for path in paths for pair in _read_file(task, path, "{}" in pattern)]
+    return pairs[cut_of_file][cut], [str(path.relative_to(root)) for path in paths]
+
+
+def _read_file(task: Task, path: pathlib.Path, is_text: bool) -> list[TextPair]:
+    if not is_text:
+        converted = read_jsonl(path, functools.partial(task.convert, task))
+        return [pair for pairs in converted for pair in pairs]
+    lines = read_pairs(path, path.with_name(path.name.removesuffix(task.source) + task.target))
+    return [pair for s, t in lines for pair in task.convert(task, {task.source: s, task.target: t})]
+
+
+def _find(root: pathlib.Path, pattern: str) -> Iterator[pathlib.Path]:
+    """Sorted files that match, a `.gz` ending left out (`read_lines` finds it)."""
+    found = [*root.glob(pattern), *root.glob(pattern + ".gz")]
+    yield from sorted({path.with_name(path.name.removesuffix(".gz")) for path in found})
+
+
+def _cut(text: str) -> tuple[str, slice]:
+    """`train[:9]` -> "train", slice(None, 9); without brackets, the slice of everything."""
+    match = re.fullmatch(r"(.*?)\[(-?\d*):(-?\d*)\]", text)
+    if match is None:
+        return text, slice(None)
+    name, start, stop = match.groups()
+    return name, slice(int(start) if start else None, int(stop) if stop else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _View(Sequence):
+    """Pairs of a prepared split, converted when they are indexed."""
+
+    task: Task
+    examples: Sequence[Example]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]  # raises IndexError, which ends an iteration
+        (pair,) = self.task.convert(self.task, self.examples[i])
+        return pair
