@@ -280,16 +280,24 @@ def conditional(
     table: np.ndarray, source: np.ndarray, tokens: list[int], options: Sampling, num_prefix: int = 1,
     eos_ids: tuple[int, ...] = (), num_ids: int | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """The distribution `[num_ids] float64` of the token after `tokens`, `num_prefix` of them given.
+    """The distribution `[num_ids] float64` of the token after `tokens`, `num_prefix` of them given."""
+    logits = table[context_key(source, tokens)][:num_ids]
+    return distribution(logits, tokens, options, len(tokens) - num_prefix, eos_ids)
 
-    Written apart from `sampling.process`, by sorting.
+
+def distribution(
+    logits: np.ndarray, tokens: list[int], options: Sampling, num_new: int, eos_ids: tuple[int, ...] = ()
+) -> np.ndarray:
+    """What options make of logits `[V]` after `tokens`, `num_new` of them generated: `[V] float64`.
+
+    Written apart from `sampling.process`, and by sorting.
     """
-    logits = table[context_key(source, tokens)].astype(np.float64)[:num_ids]
+    logits = logits.astype(np.float64)
     if options.repetition_penalty is not None:
         seen = np.unique(tokens)
         penalty = float(np.float32(options.repetition_penalty))
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-    if options.min_new_tokens is not None and len(tokens) - num_prefix < options.min_new_tokens:
+    if options.min_new_tokens is not None and num_new < options.min_new_tokens:
         logits[list(eos_ids)] = -np.inf
     if options.temperature < sampling.GREEDY_BELOW:
         return np.eye(len(logits))[logits.argmax()]

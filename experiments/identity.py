@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode
+from specjax import decode, sampling
 from specjax.types import Generation
 
 NEAR_TIE = 1e-4  # float32 top-2 margin of the logits, below which a difference is a near tie
@@ -47,7 +47,7 @@ def differences(
 
 
 def _margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> float:
-    """The top-2 margin of the target's logits after the tokens `before` of a row."""
+    """The top-2 margin of what the target decides by after the tokens `before` of a row."""
     batch, index = divmod(row, len(batches[0].inputs["limit"]))
     program, params, inputs = batches[batch]
     source, mask, prefix = (inputs[k][index][None] for k in ("source_ids", "source_mask", "prefix"))
@@ -55,5 +55,8 @@ def _margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> flo
     encoded = program.target.encode(params.target, source, mask)
     cache = program.target.init_cache(params.target, encoded, mask, tokens.shape[1])
     logits, _, _ = program.target.decode(params.target, cache, tokens)
-    best, second = jax.lax.top_k(logits[0, -1], 2)[0]
+    seen = jnp.zeros((1, 1, logits.shape[-1]), bool).at[:, :, tokens[0]].set(True)
+    history = sampling.History(jnp.asarray([[len(before)]]), seen)
+    options = jax.tree.map(lambda x: x[index][None], inputs["options"])
+    best, second = jax.lax.top_k(sampling.adjust(logits[:, -1:], options, history)[0, 0], 2)[0]
     return float(best - second)

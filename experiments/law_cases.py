@@ -8,10 +8,11 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import exact_law
-from specjax import acceptance, rounds
+from specjax import acceptance, decode, rounds
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.sampling import Sampling
@@ -90,6 +91,22 @@ class Case:
     def error(self, twin: bool = False) -> float:
         """The largest difference of a probability between the two."""
         return exact_law.law_error(self.run(twin).probability, self.target_law())
+
+    def greedy_paths(self) -> list[tuple[list[int], list[int]]]:
+        """What the greedy program emits for four sources, beside the target's argmax path."""
+        program, tables, options = self.program(), self.params(), Sampling(temperature=0.0)
+        params = jax.tree.map(jnp.asarray, tables)
+        pairs = []
+        for source in np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]]):
+            with jax.disable_jit():
+                state = exact_law.first_state(program, params, source, options, None, self.num_tokens)
+                state = jax.tree.map(jnp.asarray, state)
+                while bool(state.running.any()):
+                    state = rounds.one_round(program, params, state, None)
+            (path,) = exact_law.target_law(tables.target, source, self.num_tokens, options)
+            tokens = decode.finish(program, state).tokens[0, : self.num_tokens]
+            pairs.append((tokens.tolist(), list(path)))
+        return pairs
 
 
 RULES: dict[str, Callable[[], AcceptanceRule]] = {

@@ -10,7 +10,7 @@ import pytest
 from experiments import exact_law, law_cases, sampled_law
 from experiments.law_cases import Case
 from experiments.planted_bugs import BUGS, CHAIN, GREEDY, GREEDY_TREE, TWIN, planted
-from specjax import acceptance, decode, rounds, sampling
+from specjax import acceptance, rounds, sampling
 from specjax.draws import KeyDraws, Stream
 from specjax.sampling import Sampling
 from specjax.types import Draft, Options, Tree
@@ -90,22 +90,6 @@ def test_block_verification_accepts_at_least_as_much_as_the_token_wise_rule():
     assert zero[0] == zero[1]
 
 
-def _greedy_tokens(case: Case) -> list[tuple[list[int], list[int]]]:
-    """What the greedy program emits for four sources, beside the target's argmax path."""
-    program, tables, options = case.program(), case.params(), Sampling(temperature=0.0)
-    params = jax.tree.map(jnp.asarray, tables)
-    pairs = []
-    for source in np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]]):
-        with jax.disable_jit():
-            state = exact_law.first_state(program, params, source, options, None, case.num_tokens)
-            state = jax.tree.map(jnp.asarray, state)
-            while bool(state.running.any()):
-                state = rounds.one_round(program, params, state, None)
-        (path,) = exact_law.target_law(tables.target, source, case.num_tokens, options)
-        pairs.append((decode.finish(program, state).tokens[0, : case.num_tokens].tolist(), list(path)))
-    return pairs
-
-
 def test_draft_that_is_not_a_number_keeps_the_law(monkeypatch):
     """A draft that overflows costs speed, not exactness."""
     table = TWIN.params().target
@@ -117,7 +101,7 @@ def test_draft_that_is_not_a_number_keeps_the_law(monkeypatch):
 
 @pytest.mark.parametrize("case", [GREEDY, GREEDY_TREE], ids=["chain", "tree"])
 def test_greedy_program_follows_the_targets_argmax(case):
-    assert all(tokens == path for tokens, path in _greedy_tokens(case))
+    assert all(tokens == path for tokens, path in case.greedy_paths())
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -135,7 +119,7 @@ def test_planted_bug_is_caught(name):
                 assert exact_law.law_error(law.probability, bug.case.target_law()) < 1e-12
                 assert law.num_accepted < 0.99 * law.num_tested
             case "greedy":
-                assert any(tokens != path for tokens, path in _greedy_tokens(bug.case))
+                assert any(tokens != path for tokens, path in bug.case.greedy_paths())
             case "sampled":
                 assert sampled_law.sampled_test(bug.case, num=2**16).p_value < 1e-3
 

@@ -1,0 +1,218 @@
+"""Is the output distribution the target's? Three answers, one report.
+
+  python -m experiments.losslessness --flagfile=configs/losslessness.flags
+
+1. Exact: every outcome of the real rounds enumerated on toy models, for every rule and option.
+2. Drawn: a trained pair, G-tests of the first token and of the first two against the target's law.
+3. Power: what happens to 1 and 2 when the code has a fault, and under rules that are lossy.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+import specjax
+from experiments import exact_law, law_cases, options, pair_law, planted_bugs, progress, results, sampled_law
+from experiments.law_cases import Case
+from experiments.planted_bugs import Bug
+from specjax import acceptance
+from specjax.sampling import Sampling
+
+_TARGET = flags.DEFINE_string("target", None, "Trained target of part 2; none: part 2 is not run.")
+_DRAFT = flags.DEFINE_string("draft", None, "Its draft.")
+_SOURCES = flags.DEFINE_multi_string("source", [], "A source of part 2; several.")
+_NUM_DRAWS = flags.DEFINE_integer("num_draws", 65536, "Draws of a test, over all sources together.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
+
+EXACT_BAR = 1e-12  # largest error of a probability in float64
+FLOAT32_BAR = 1e-6
+REJECT_BELOW = 1e-3  # p-value, divided by the number of tests
+SMALL = 1000  # draws of the Korean summary's test
+
+# rule as --rule has it, drafted (K or a tree), options
+TESTS = (
+    ("speculative", "2", Sampling()),
+    ("speculative", "2", Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.3)),
+    ("block", "2", Sampling()),
+    ("multi_round", "2x1", Sampling()),
+)
+LOSSY_TESTS = (("lenient:0.5", "2", Sampling()), ("typical", "2", Sampling()))
+
+
+def exact_row(key: tuple[str, str, str], case: Case) -> dict[str, Any]:
+    """Part 1: one enumeration."""
+    law, target = case.run().probability, case.target_law()
+    error = exact_law.law_error(law, target)
+    bar = EXACT_BAR if case.dtype is np.float64 else FLOAT32_BAR
+    rule, drafter, name = key
+    return {
+        "part": "exact", "rule": rule, "drafter": drafter, "options": name,
+        "lossless": acceptance.is_lossless(case.rule()), "error": error,
+        "kl": exact_law.divergence(target, law), "passed": bool(error < bar),
+    }  # fmt: skip
+
+
+def drawn_rows(
+    tests: tuple, lossless: bool, num_tests: int, console: Console, pair: pair_law.Pair
+) -> list[dict[str, Any]]:
+    """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
+    rows = []
+    for rule, drafted, sampling in tests:
+        drafter = options.drafter(pair.draft, drafted)
+        words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
+        label = f"drawing: {rule}, K = {drafted}, {words}"
+        drawn = pair_law.draw(
+            pair, drafter, options.parse_rule(rule), sampling, _NUM_DRAWS.value, _BATCH_SIZE.value,
+            _SEED.value, lambda batches, label=label: progress.track(batches, len(batches), label, console),
+        )  # fmt: skip
+        for what, num_tokens in (("first token", 1), ("first two tokens", 2)):
+            test = pair_law.g_test(drawn, num_tokens)
+            small = pair_law.g_test(drawn, num_tokens, num=SMALL)
+            rows.append(
+                {
+                    "part": "drawn", "rule": rule, "drafter": drafted, "options": words, "what": what,
+                    "lossless": lossless, "num_draws": sum(map(len, drawn.tokens)),
+                    "num_cells": test.num_cells, "statistic": test.statistic, "p_value": test.p_value,
+                    "p_value_of_1000": small.p_value, "tau": drawn.tau,
+                    "passed": test.p_value >= REJECT_BELOW / num_tests,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def caught(bug: Bug) -> tuple[str, float]:
+    """Part 3: the first check that a planted fault fails, and by how much; ("nothing", 0.0) is a hole."""
+    with planted_bugs.planted(bug):
+        try:
+            law = bug.case.run()
+        except (ValueError, TypeError) as error:
+            return f"exact: refused ({str(error).splitlines()[0][:60]})", float("nan")
+        error = exact_law.law_error(law.probability, bug.case.target_law())
+        if error > EXACT_BAR * (1e6 if bug.case.dtype is np.float32 else 1):
+            return "exact: law", error
+        twin = bug.case.run(twin=True)
+        if twin.num_accepted < 0.999 * twin.num_tested:
+            return "exact: twin draft rejected", 1 - twin.num_accepted / twin.num_tested
+        differing = sum(tokens != path for tokens, path in bug.case.greedy_paths())
+        if differing:
+            return "greedy path", float(differing)
+        p_value = sampled_law.sampled_test(bug.case).p_value
+        return ("drawn: p-value", p_value) if p_value < REJECT_BELOW else ("nothing", 0.0)
+
+
+def power_row(name: str, bug: Bug) -> dict[str, Any]:
+    """One planted fault."""
+    part, evidence = caught(bug)
+    return {
+        "part": "power",
+        "bug": name,
+        "caught_by": part,
+        "evidence": evidence,
+        "passed": part != "nothing",
+    }
+
+
+def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    """A long table, one line a row."""
+    table = Table(title=title)
+    for column in (*columns, "verdict"):
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        lossy = not row.get("lossless", True)
+        verdict = ("seen to be lossy" if lossy else "FAILED") if not row["passed"] else "passed"
+        if lossy and row["passed"]:
+            verdict = "LOSSY, NOT SEEN"
+        if row["part"] == "power":
+            verdict = "caught" if row["passed"] else "NOT CAUGHT"
+        values = [f"{v:.2g}" if isinstance(v, float) else str(v) for v in (row[c] for c in columns)]
+        table.add_row(*values, verdict, style="" if verdict.islower() else "bold red")
+    console.print(table)
+
+
+def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    """Errors of all enumerations and planted faults on one axis; p-values of the drawn tests below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 7), height_ratios=[3, 2])
+    exact = [row for row in rows if row["part"] == "exact"]
+    groups: dict[str, list[float]] = {}
+    for row in exact:
+        name = "float32" if row["options"] == "float32" else row["rule"]
+        groups.setdefault(name, []).append(max(row["error"], 1e-18))
+    groups["planted faults"] = [
+        row["evidence"] for row in rows if row["part"] == "power" and row["caught_by"] == "exact: law"
+    ]
+    for place, (name, errors) in enumerate(groups.items()):
+        spread = place + np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else [place]
+        bad = name == "planted faults" or name in {r["rule"] for r in exact if not r["lossless"]}
+        above.scatter(spread, errors, s=14, color="tab:red" if bad else "tab:blue")
+    above.set_xticks(range(len(groups)), list(groups), rotation=20)
+    above.axhline(EXACT_BAR, color="gray", linestyle="--")
+    above.text(len(groups) - 0.6, EXACT_BAR * 2, "bar, float64", ha="right", color="gray")
+    above.set_yscale("log")
+    above.set_ylabel("largest error of a probability")
+    above.set_title("Enumerated law of the output against the target's")
+    drawn = [row for row in rows if row["part"] == "drawn"]
+    for place, row in enumerate(drawn):
+        color = "tab:blue" if row["lossless"] else "tab:red"
+        below.scatter(max(row["p_value"], 1e-30), place, color=color, s=24)
+        below.scatter(max(row["p_value_of_1000"], 1e-30), place, color=color, s=24, facecolors="none")
+    labels = [f"{row['rule']}, {row['what']}" + ("*" if "top_p" in row["options"] else "") for row in drawn]
+    below.set_yticks(range(len(drawn)), labels, fontsize=8)
+    below.invert_yaxis()
+    below.axvline(REJECT_BELOW / max(len(drawn), 1), color="gray", linestyle="--")
+    below.set_xscale("log")
+    below.set_xlim(3e-31, 3)
+    below.set_xlabel("p-value (full: all draws; hollow: the first 1,000; *: with top-p and a penalty)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def run_parts(console: Console) -> list[dict[str, Any]]:
+    """All three parts, each table printed when it is ready."""
+    cases = law_cases.all_cases() | law_cases.lossy_cases()
+    exact = [exact_row(*item) for item in progress.track(list(cases.items()), len(cases), "exact", console)]
+    show(console, "1. exact: the enumerated law", ("rule", "drafter", "options", "error", "kl"), exact)
+    drawn: list[dict[str, Any]] = []
+    if _TARGET.value:
+        pair = pair_law.Pair(specjax.load(_TARGET.value), specjax.load(_DRAFT.value), _SOURCES.value)
+        num_tests = 2 * len(TESTS)
+        drawn = drawn_rows(TESTS, True, num_tests, console, pair)
+        drawn += drawn_rows(LOSSY_TESTS, False, num_tests, console, pair)
+        columns = ("rule", "drafter", "options", "what", "num_cells", "p_value", "p_value_of_1000", "tau")
+        show(console, f"2. drawn: {_NUM_DRAWS.value:,} draws of the trained pair", columns, drawn)
+    bugs = list(planted_bugs.BUGS.items())
+    power = [power_row(*item) for item in progress.track(bugs, len(bugs), "power", console)]
+    show(console, "3. power: planted faults", ("bug", "caught_by", "evidence"), power)
+    return exact + drawn + power
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    if _TARGET.value and not (_DRAFT.value and _SOURCES.value):
+        raise ValueError("--target needs --draft and at least one --source")
+    console = Console()
+    rows = run_parts(console)
+    wrong = [row for row in rows if row["passed"] != row.get("lossless", True)]
+    console.print(f"{len(rows)} checks, {len(wrong)} of them not as they should be")
+    if _OUTPUT.value:
+        results.write(_OUTPUT.value, "losslessness", rows)
+        plot(pathlib.Path(_OUTPUT.value) / "losslessness.png", rows)
+        console.print(f"wrote results.json, table.md and losslessness.png into {_OUTPUT.value}")
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    app.run(main)
