@@ -95,3 +95,37 @@ def test_train_exports_a_checkpoint_and_resumes(corpus, tmp_path):
 def test_generate_with_no_text_says_so(pair):
     done = run("generate", f"--target={pair}/target", stdin="\n")
     assert done.returncode != 0 and "there is no text in it" in done.stderr
+
+
+@pytest.mark.slow
+def test_generate_takes_rules_trees_and_options(pair):
+    done = run(
+        "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2,2x1",
+        "--temperature=0,1", "--rule=multi_round", "--top_p=0.9", "--top_k=10", "--min_p=0.01",
+        "--repetition_penalty=1.2", "--min_new_tokens=3", "--max_new_tokens=8", "--repeats=0",
+        stdin="the dog\na man runs\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 of 2") == 2 and "2x1" in done.stdout
+
+
+@pytest.mark.slow
+def test_generate_marks_a_lossy_rule_and_refuses_an_unknown_one(pair):
+    flags = [f"--target={pair}/target", f"--draft={pair}/draft", "--temperature=1", "--repeats=0"]
+    done = run("generate", *flags, "--rule=lenient:0.5", stdin="the dog\n")
+    assert "lenient:0.5 (lossy)" in done.stdout, done.stderr
+    done = run("generate", *flags, "--rule=guess", stdin="the dog\n")
+    assert done.returncode != 0 and "--rule=guess: give one of speculative" in done.stderr
+
+
+@pytest.mark.slow
+def test_losslessness_draws_tests_and_plots(pair, tmp_path):
+    done = run(
+        "losslessness", "--parts=drawn", f"--target={pair}/target", f"--draft={pair}/draft",
+        "--source=the dog", "--source=a man runs", "--num_draws=4096", "--batch_size=512",
+        f"--output={tmp_path}",
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    lossless = [row for row in rows if row["lossless"]]
+    assert len(lossless) == 8 and all(row["passed"] for row in lossless), done.stdout + done.stderr
+    assert (tmp_path / "losslessness.png").stat().st_size > 10_000
