@@ -28,12 +28,14 @@ _DATA_DIR = flags.DEFINE_string(
 )
 _TASK = flags.DEFINE_string("task", "multi30k", "Folder below --data_dir.")
 _TARGETS = flags.DEFINE_list("train_targets", None, "Files of other targets for the training sources.")
-_PREFIX = flags.DEFINE_string("source_prefix", "", 'Before every source: "translate English to German: ".')
+_PREFIX = flags.DEFINE_string(
+    "source_prefix", "", 'Before every source, with a space: "translate English to German:".'
+)
 _TOKENIZER = flags.DEFINE_string(
     "tokenizer", None, "Tokenizer directory; trained into it when it has none. Default: that of --init_from."
 )
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here.")
-_INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory to start from, shape included.")
+_INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
 _OUTPUT = flags.DEFINE_string("output", None, "Where checkpoints go.")
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory to write at the end (bfloat16).")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.")
@@ -85,7 +87,8 @@ def read_text(split: str, targets: Sequence[str] = ()) -> list[tuple[str, str]]:
     folder = pathlib.Path(_DATA_DIR.value) / _TASK.value
     files = targets or [folder / f"{split}.de"]
     pairs = [pair for file in files for pair in data.read_pairs(folder / f"{split}.en", file)]
-    return [(_PREFIX.value + source, target) for source, target in pairs]
+    prefix = _PREFIX.value and f"{_PREFIX.value} "
+    return [(prefix + source, target) for source, target in pairs]
 
 
 def load_tokenizer() -> Any:

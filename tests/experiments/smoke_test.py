@@ -48,9 +48,9 @@ def pair(corpus):
     return corpus
 
 
-def run(module, *flags, stdin=None):
+def run(module, *flags, stdin=None, **settings):
     command = [sys.executable, "-m", f"experiments.{module}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     return subprocess.run(
         command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
     )
@@ -88,7 +88,8 @@ TINY_TRAINING = (
 
 def train(corpus, folder, *flags):
     paths = [f"--data_dir={corpus}", f"--output={folder}/run", f"--export={folder}/model"]
-    return run("train", *paths, *TINY_TRAINING, *flags)
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
+    return run("train", *paths, *TINY_TRAINING, *flags, **quick)
 
 
 @pytest.mark.slow
@@ -110,7 +111,7 @@ def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
     done = train(
         pair, tmp_path, f"--init_from={pair}/target", "--num_steps=40", "--optimizer=adamw",
         "--learning_rate=3", "--decay=constant", "--patience=2", "--bleu_examples=4", "--num_accumulated=2",
-        "--compute_dtype=bfloat16", "--export_by=loss",
+        "--compute_dtype=bfloat16", "--export_by=loss", "--data_parallel=2", "--source_prefix=the dog:",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports = [line for line in done.stdout.splitlines() if line.startswith("step ")]
