@@ -111,7 +111,8 @@ def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
     done = train(
         pair, tmp_path, f"--init_from={pair}/target", "--num_steps=40", "--optimizer=adamw",
         "--learning_rate=3", "--decay=constant", "--patience=2", "--bleu_examples=4", "--num_accumulated=2",
-        "--compute_dtype=bfloat16", "--export_by=loss", "--data_parallel=2", "--source_prefix=dog", "--buckets=32",
+        "--compute_dtype=bfloat16", "--export_by=loss", "--data_parallel=2", "--source_prefix=dog",
+        "--buckets=32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports = [line for line in done.stdout.splitlines() if line.startswith("step ")]

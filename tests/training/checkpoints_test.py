@@ -210,6 +210,7 @@ KILLED = """
 import os, signal, sys, time
 from specjax.models import t5
 from specjax.training import checkpoints, loop
+from specjax.training.state import abstract_state
 from tests.training import tiny
 
 point, kill_at, *directories = sys.argv[1:]
@@ -230,7 +231,8 @@ elif point == "within the manifest":
 elif point == "before the rename":
     killing("commit", lambda *args: None)
 
-step = loop.make_step(t5.T5(tiny.CONFIG), tiny.OPTIMIZATION, tiny.fresh_state())
+like = abstract_state(tiny.params(), tiny.OPTIMIZATION)
+step = loop.make_step(t5.T5(tiny.CONFIG), tiny.OPTIMIZATION, like)
 for directory in directories:
     saved = checkpoints.Checkpoints(directory)
 
@@ -240,9 +242,10 @@ for directory in directories:
             os.kill(os.getpid(), signal.SIGKILL)
         return True
 
-    state = tiny.fresh_state()
-    if saved.latest_step is not None:
-        state, note = saved.restore(state)
+    if saved.latest_step is None:
+        state = tiny.fresh_state()
+    else:
+        state, note = saved.restore(like)
         assert note == {"position": int(state.step)}
     print("from", int(state.step), flush=True)
     tiny.train(step, state, 8, report, report_every=2)
