@@ -1,14 +1,15 @@
-"""Trains a T5 from scratch, or further from a Hugging Face directory.
+"""Trains a T5 from scratch, or fine-tunes one from a Hugging Face directory.
 
   python -m experiments.train --flagfile=configs/train_captions_target.flags --data_dir=DATA
+  python -m experiments.train --flagfile=configs/train_finetune.flags --data_dir=DATA --init_from=MODEL
 
-Prints loss and target tokens per second, checkpoints every `--report_every` steps, resumes from
-the newest checkpoint in `--output`, and exports a Hugging Face directory at the end.
+Prints loss and target tokens per second; every `--report_every` steps validates and checkpoints.
+Resumes from the newest checkpoint in `--output`, and exports a Hugging Face directory at the end.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,33 +17,56 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-from specjax import data
+from specjax import api, data, metrics, sharding
 from specjax.models import convert, t5
-from specjax.training import checkpoints, loop
+from specjax.training import checkpoints, loop, stopping
+from specjax.training.optimization import Optimization
+from specjax.training.state import TrainState, abstract_state, init_state
 
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "Folder that holds TASK/train.en, .de, val.en, .de (or .gz)."
 )
 _TASK = flags.DEFINE_string("task", "multi30k", "Folder below --data_dir.")
 _TARGETS = flags.DEFINE_list("train_targets", None, "Files of other targets for the training sources.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Tokenizer directory; trained into it when it has none.")
+_PREFIX = flags.DEFINE_string(
+    "source_prefix", "", 'Before every source, with a space: "translate English to German:".'
+)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Tokenizer directory; trained into it when it has none. Default: that of --init_from."
+)
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here.")
-_INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory to start from, shape included.")
+_INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
 _OUTPUT = flags.DEFINE_string("output", None, "Where checkpoints go.")
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory to write at the end (bfloat16).")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.")
+_ACCUMULATED = flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch, one in memory at a time.")
 _BUCKETS = flags.DEFINE_list(
     "buckets", ["12", "16", "20", "24", "28", "32", "40", "48"], "Padded lengths, tokens."
 )
 _STEPS = flags.DEFINE_integer("num_steps", 2600, "Steps in all.")
 _WARMUP = flags.DEFINE_integer("warmup_steps", 300, "Steps of linear warm-up.")
+_DECAY = flags.DEFINE_enum(
+    "decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "Learning rate after the warm-up."
+)
 _RATE = flags.DEFINE_float(
     "learning_rate", 2e-2, "Peak rate; of Adafactor relative to each parameter's size."
 )
 _OPTIMIZER = flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "Update rule.")
+_WEIGHT_DECAY = flags.DEFINE_float("weight_decay", 0.0, "Of AdamW.")
+_GRAD_NORM = flags.DEFINE_float("max_grad_norm", 1.0, "Clipping by the global norm.")
 _SMOOTHING = flags.DEFINE_float("label_smoothing", 0.1, "Mass spread over the vocabulary.")
 _DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout in training.")
+_DTYPE = flags.DEFINE_enum(
+    "compute_dtype", "float32", ["float32", "bfloat16"], "Of the computation; params stay float32."
+)
+_DATA_PARALLEL = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.")
+_MODEL_PARALLEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, width, vocabulary.")
 _REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports; each validates and checkpoints.")
+_BLEU = flags.DEFINE_integer("bleu_examples", 0, "Validation sources to decode greedily at each report.")
+_EXPORT_BY = flags.DEFINE_enum(
+    "export_by", "loss", ["loss", "bleu", "last"], "Which step to export: the best one, or the last."
+)
+_PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one that end the run; 0: none do.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of initial params, dropout and shuffling.")
 _SHAPE = {
     name: flags.DEFINE_integer(name, default, f"Model shape: {name}.")
@@ -51,79 +75,175 @@ _SHAPE = {
     }.items()
 }  # fmt: skip
 
+Validate = Callable[[Any], dict[str, float]]
 
-def read_split(encode: data.Encode, split: str, targets: Sequence[str] = ()) -> list[data.Pair]:
-    """Tokenised pairs of one split, those over the largest bucket dropped.
 
-    `targets` are files to take the place of the split's own targets, each for all sources.
-    """
+def buckets() -> list[int]:
+    return [int(size) for size in _BUCKETS.value]
+
+
+def read_text(split: str, targets: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Pairs of one split. `targets` are files to take the place of its own, each for all sources."""
     folder = pathlib.Path(_DATA_DIR.value) / _TASK.value
     files = targets or [folder / f"{split}.de"]
     pairs = [pair for file in files for pair in data.read_pairs(folder / f"{split}.en", file)]
-    return data.tokenize(pairs, encode, max(map(int, _BUCKETS.value)))
+    prefix = _PREFIX.value and f"{_PREFIX.value} "
+    return [(prefix + source, target) for source, target in pairs]
+
+
+def load_tokenizer() -> Any:
+    """That of --tokenizer, trained first if need be, else that of --init_from."""
+    if _TOKENIZER.value:
+        corpus = pathlib.Path(_DATA_DIR.value) / _TASK.value
+        return data.load_or_train_tokenizer(_TOKENIZER.value, corpus, _VOCAB_SIZE.value)
+    if _INIT_FROM.value:
+        return api.load_tokenizer(_INIT_FROM.value)
+    raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
+
+
+def read_optimization() -> Optimization:
+    return Optimization(
+        _OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, _DECAY.value, _WEIGHT_DECAY.value,
+        _GRAD_NORM.value, _SMOOTHING.value, _ACCUMULATED.value,
+    )  # fmt: skip
 
 
 def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
-    """Config and params before the first step."""
-    if _INIT_FROM.value:
-        config, params = convert.load(_INIT_FROM.value, "float32")
-        return dataclasses.replace(config, dropout_rate=_DROPOUT.value), params
-    shape = {name: flag.value for name, flag in _SHAPE.items()}
-    config = t5.T5Config(vocab_size=vocab_size, dropout_rate=_DROPOUT.value, **shape)
-    ids = np.zeros((1, 8), np.int32)
-    params = jax.jit(t5.T5(config).init)(jax.random.key(_SEED.value), ids, ids == 0, ids)["params"]
+    """Config, and float32 params before the first step, in the host's memory."""
+    changes = {"dropout_rate": _DROPOUT.value, "dtype": _DTYPE.value}
+    with jax.default_device(jax.devices("cpu")[0]):
+        if _INIT_FROM.value:
+            config, params = convert.load(_INIT_FROM.value, "float32")
+            if vocab_size > config.vocab_size:
+                raise ValueError(
+                    f"the tokenizer has {vocab_size} ids, {_INIT_FROM.value} only {config.vocab_size} "
+                    "embeddings: give --tokenizer the directory of the tokenizer that it was trained with"
+                )
+            return dataclasses.replace(config, **changes), params
+        shape = {name: flag.value for name, flag in _SHAPE.items()}
+        config = t5.T5Config(vocab_size=vocab_size, **shape, **changes)
+        ids = np.zeros((1, 8), np.int32)
+        params = jax.jit(t5.T5(config).init)(jax.random.key(_SEED.value), ids, ids == 0, ids)["params"]
     return config, params
+
+
+def validation_batches(pairs: Sequence[data.Pair]) -> list[data.Batch]:
+    """All pairs, the short ones first, so that little is padded."""
+    ordered = sorted(pairs, key=lambda pair: pair.length)
+    chunks = [ordered[i : i + 64] for i in range(0, len(ordered), 64)]
+    return [data.make_batch(chunk, data.bucket(chunk[-1].length, buckets())) for chunk in chunks]
+
+
+def make_validate(module: t5.T5, mesh: Any, tokenizer: Any, encode: data.Encode) -> Validate:
+    """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
+    texts = read_text("val")
+    batches = validation_batches(data.tokenize(texts, encode, max(buckets())))
+    evaluate = loop.make_evaluate(module, mesh)
+    decoded = texts[: _BLEU.value]
+
+    def validate(params: Any) -> dict[str, float]:
+        results = {"loss": evaluate(params, batches)}
+        if decoded:
+            model = api.Model(t5.T5Network(module.config), params, tokenizer)
+            outputs = []
+            for i in range(0, len(decoded), 64):
+                sources = [source for source, _ in decoded[i : i + 64]]
+                outputs += api.generate(model, sources, max_new_tokens=max(buckets()), truncate=True).texts
+            results["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
+        return results
+
+    return validate
+
+
+def data_order(num_pairs: int) -> dict[str, Any]:
+    """What the batches of a run depend on, besides the step count."""
+    return {
+        "seed": _SEED.value, "batch_size": _BATCH_SIZE.value, "buckets": buckets(), "num_pairs": num_pairs,
+    }  # fmt: skip
+
+
+def start_or_resume(
+    saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, order: Any
+) -> tuple[TrainState, stopping.Best]:
+    """The newest checkpoint, if there is one; its data must come in the order that it did."""
+    if saved.latest_step is None:
+        best = stopping.Best(larger_is_better=_EXPORT_BY.value == "bleu")
+        return init_state(params, optimization, seed=_SEED.value, mesh=mesh), best
+    state, note = saved.restore(abstract_state(params, optimization, mesh))
+    for name, value in order.items():
+        if note["data_order"][name] != value:
+            raise ValueError(
+                f"{name}={value}, but {saved.directory} was trained with {note['data_order'][name]}: "
+                "resume with that, or give another --output (with --init_from to keep the weights)"
+            )
+    if note["export_by"] != _EXPORT_BY.value:
+        raise ValueError(
+            f"--export_by={_EXPORT_BY.value}, but {saved.directory} was trained with {note['export_by']}: "
+            "resume with that, or give another --output"
+        )
+    return state, stopping.Best(**note["best"])
+
+
+def train(
+    console: Console, saved: checkpoints.Checkpoints, state: TrainState, best: stopping.Best, step: loop.Step,
+    batches: Any, validate: Validate, order: Any,
+) -> tuple[TrainState, stopping.Best]:  # fmt: skip
+    """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
+
+    def report(state: TrainState, progress: loop.Progress) -> bool:
+        nonlocal best
+        results = validate(state.params)
+        shown = "  ".join(f"validation {name} {value:.3f}" for name, value in results.items())
+        console.print(
+            f"step {progress.step}/{_STEPS.value}  loss {progress.loss:.3f}  {shown}  "
+            f"{progress.tokens_per_s:.0f} tokens/s",
+            soft_wrap=True,
+        )
+        best = best.update(progress.step, results.get(_EXPORT_BY.value, results["loss"]))
+        note = {"data_order": order, "export_by": _EXPORT_BY.value, "best": dataclasses.asdict(best)}
+        saved.save(progress.step, state, note, keep=() if best.step is None else (best.step,))
+        if best.should_stop(_PATIENCE.value):
+            console.print(f"stopped: none of the last {best.num_worse} reports was better than {best.step}")
+        return not best.should_stop(_PATIENCE.value)
+
+    if not best.should_stop(_PATIENCE.value):
+        state = loop.run(state, step, batches, _STEPS.value, _REPORT.value, report)
+    return state, best
 
 
 def main(argv: list[str]) -> None:
     del argv
+    if _EXPORT_BY.value == "bleu" and _BLEU.value < 1:
+        raise ValueError(f"--export_by=bleu with --bleu_examples={_BLEU.value}: give at least 1")
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    corpus = pathlib.Path(_DATA_DIR.value) / _TASK.value
+    mesh = sharding.make_mesh(_DATA_PARALLEL.value, _MODEL_PARALLEL.value)
+    optimization, saved = read_optimization(), checkpoints.Checkpoints(_OUTPUT.value)
     with console.status("reading and tokenising"):
-        tokenizer = data.load_or_train_tokenizer(_TOKENIZER.value, corpus, _VOCAB_SIZE.value)
+        tokenizer = load_tokenizer()
         encode: data.Encode = lambda texts: tokenizer(list(texts)).input_ids  # noqa: E731
-        train, valid = read_split(encode, "train", _TARGETS.value or ()), read_split(encode, "val")
-    config, params = initial_model(len(tokenizer))
+        pairs = data.tokenize(read_text("train", _TARGETS.value or ()), encode, max(buckets()))
+        config, params = initial_model(len(tokenizer))
+        module = t5.T5(config)
+        validate = make_validate(module, mesh, tokenizer, encode)
     num_params = sum(x.size for x in jax.tree.leaves(params))
-    console.print(
-        f"{num_params / 1e6:.2f} M parameters, {len(train)} training and {len(valid)} validation pairs"
-    )
-    optimization = loop.Optimization(
-        _OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, label_smoothing=_SMOOTHING.value
-    )
-    state = loop.init_state(params, optimization)
-    saved = checkpoints.Checkpoints(_OUTPUT.value)
-    if saved.latest_step is not None:
-        state = saved.restore(state)
-        console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}")
-    module = t5.T5(config)
-    buckets = [int(size) for size in _BUCKETS.value]
-    evaluate = loop.make_evaluate(module)
-    valid_batches = [
-        data.make_batch([valid[i] for i in rows], width)
-        for rows, width in data.epoch(valid, min(64, len(valid)), buckets, 0, 0)
-    ]
-
-    def report(state: loop.TrainState, progress: loop.Progress) -> bool:
-        valid_loss = evaluate(state.params, valid_batches)
-        console.print(
-            f"step {progress.step}/{_STEPS.value}  loss {progress.loss:.3f}  validation {valid_loss:.3f}  "
-            f"{progress.tokens_per_s:.0f} tokens/s",
-        )
-        saved.save(progress.step, state)
-        return True
-
-    batches = data.training_batches(train, _BATCH_SIZE.value, buckets, _SEED.value, int(state.step))
-    step = loop.make_step(module, optimization, _SEED.value)
-    console.print("first steps compile, one program a bucket")
-    state = loop.run(state, step, batches, _STEPS.value, _REPORT.value, report)
+    console.print(f"{num_params / 1e6:.2f} M parameters, {len(pairs)} training pairs")
+    order = data_order(len(pairs))
+    state, best = start_or_resume(saved, params, optimization, mesh, order)
+    like = abstract_state(params, optimization, mesh)
+    first = int(state.step)
+    console.print(f"resumed at step {first} from {_OUTPUT.value}" if first else "new run", soft_wrap=True)
+    batches = data.training_batches(pairs, _BATCH_SIZE.value, buckets(), _SEED.value, first)
+    step = loop.make_step(module, optimization, like)
+    state, best = train(console, saved, state, best, step, batches, validate, order)
+    if _EXPORT_BY.value != "last" and best.step is not None:
+        state, _ = saved.restore(like, best.step)
     saved.close()
     if _EXPORT.value:
         convert.save(_EXPORT.value, config, state.params, tokenizer, dtype="bfloat16")
-        console.print(f"wrote {_EXPORT.value}")
+        console.print(f"wrote step {int(state.step)} to {_EXPORT.value}", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["data_dir", "tokenizer", "output"])
+    flags.mark_flags_as_required(["data_dir", "output"])
     app.run(main)

@@ -1,105 +1,32 @@
-"""The one training loop: a jitted step, validation, checkpoints, progress.
+"""The one training loop: a jitted step, validation, progress.
 
 Axes: B rows, S source length, N target length, V vocabulary.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 
-from specjax import data
+from specjax import data, sharding
 from specjax.training import losses
+from specjax.training.optimization import Optimization
+from specjax.training.state import Params, TrainState
 
-Params = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimization:
-    """How to optimise.
-
-    Attributes:
-      optimizer: "adafactor" (parameter-scaled updates, Shazeer and Stern 2018) or "adamw".
-      learning_rate: the peak; for Adafactor relative to each parameter's root mean square.
-      warmup_steps, num_steps: linear warm-up, then a cosine to zero at `num_steps`.
-      weight_decay: of AdamW.
-      max_grad_norm: clipping by the global norm.
-      label_smoothing: of the cross-entropy.
-    """
-
-    optimizer: str = "adafactor"
-    learning_rate: float = 2e-2
-    warmup_steps: int = 300
-    num_steps: int = 2000
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    label_smoothing: float = 0.1
-
-    def build(self) -> optax.GradientTransformation:
-        """The optax chain.
-
-        Raises:
-          ValueError: an unknown optimizer.
-        """
-        schedule = optax.warmup_cosine_decay_schedule(
-            0.0, self.learning_rate, self.warmup_steps, max(self.num_steps, self.warmup_steps + 1)
-        )
-        clip = optax.clip_by_global_norm(self.max_grad_norm)
-        if self.optimizer == "adafactor":
-            return optax.chain(clip, optax.adafactor(schedule, multiply_by_parameter_scale=True))
-        if self.optimizer == "adamw":
-            return optax.chain(clip, optax.adamw(schedule, weight_decay=self.weight_decay))
-        raise ValueError(f"optimizer={self.optimizer!r}: use 'adafactor' or 'adamw'")
-
-
-class TrainState(struct.PyTreeNode):
-    """What the next step needs: step count `[] int32`, params, optimizer state."""
-
-    step: jax.Array
-    params: Params
-    opt_state: Any
-
-
-def init_state(params: Params, optimization: Optimization) -> TrainState:
-    """The state before the first step."""
-    return TrainState(jnp.zeros((), jnp.int32), params, optimization.build().init(params))
-
-
-def make_step(
-    module: Any, optimization: Optimization, seed: int
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, jax.Array]]:
-    """The jitted training step `(state, batch) -> (state, mean loss in nats)`.
-
-    The dropout noise of a step is a function of `seed` and the step count, so a resumed run
-    repeats an uninterrupted one. It comes from the `rbg` generator, the cheaper one. Recompiles
-    per batch shape.
-    """
-    transform = optimization.build()
-    root = jax.random.key(seed, impl="unsafe_rbg")
-
-    def loss_fn(params: Params, batch: dict[str, jax.Array], key: jax.Array) -> Any:
-        logits = teacher_forced_logits(module, params, batch, dropout_key=key)
-        return losses.cross_entropy(
-            logits, batch["target_ids"], batch["target_mask"], optimization.label_smoothing
-        )
-
-    def step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, jax.Array]:
-        key = jax.random.fold_in(root, state.step)
-        (_, loss), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key)
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), loss
-
-    return jax.jit(step, donate_argnums=0)
+Arrays = dict[str, Any]  # the fields of a `data.Batch`
+Step = Callable[[TrainState, Arrays], tuple[TrainState, jax.Array]]
 
 
 def teacher_forced_logits(
-    module: Any, params: Params, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+    module: Any, params: Params, batch: Arrays, dropout_key: jax.Array | None = None
 ) -> jax.Array:
     """Logits `[B, N, V] float32` that predict `target_ids`, given all tokens before each."""
     start = jnp.full_like(batch["target_ids"][:, :1], module.config.start_id)
@@ -111,20 +38,112 @@ def teacher_forced_logits(
     )  # fmt: skip
 
 
-def make_evaluate(module: Any) -> Callable[[Params, Iterable[data.Batch]], float]:
-    """A function `(params, batches) -> mean loss in nats per token`, without dropout."""
+def make_gradients(
+    module: Any, optimization: Optimization
+) -> Callable[[Params, Arrays, jax.Array], tuple[jax.Array, Params]]:
+    """A function `(params, batch, key) -> (mean loss in nats, gradients of the smoothed mean)`.
+
+    The batch is cut into `num_accumulated` parts. Each adds its share of the mean over all valid
+    tokens, so the sum is what the whole batch would give, however the tokens are spread.
+    """
+    num_parts = optimization.num_accumulated
+
+    def loss_share(params: Params, part: Arrays, key: jax.Array, num_tokens: jax.Array) -> Any:
+        logits = teacher_forced_logits(module, params, part, dropout_key=key)
+        smoothed, plain = losses.cross_entropy(
+            logits, part["target_ids"], part["target_mask"], optimization.label_smoothing
+        )
+        share = part["target_mask"].sum() / num_tokens
+        return smoothed * share, plain * share
+
+    def gradients(params: Params, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Params]:
+        # Row r goes to part r mod num_parts: each part has rows of every device.
+        parts = jax.tree.map(lambda x: x.reshape(-1, num_parts, *x.shape[1:]).swapaxes(0, 1), batch)
+        num_tokens = jnp.maximum(batch["target_mask"].sum(), 1)
+
+        def add(sums: Any, inputs: Any) -> Any:
+            part, key = inputs
+            (_, loss), grads = jax.value_and_grad(loss_share, has_aux=True)(params, part, key, num_tokens)
+            return jax.tree.map(jnp.add, sums, (loss, grads)), None
+
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return jax.lax.scan(add, zeros, (parts, jax.random.split(key, num_parts)))[0]
+
+    return gradients
+
+
+def make_step(module: Any, optimization: Optimization, like: TrainState) -> Step:
+    """The jitted training step `(state, batch) -> (state, mean loss in nats)`.
+
+    The state is donated: use the one that is returned. The dropout noise is a function of the
+    state, so a resumed run repeats an uninterrupted one. Recompiles per batch shape.
+
+    Args:
+      like: a state or an `abstract_state`: the step runs on its devices and keeps its placement.
+
+    Raises (the step):
+      ValueError: the rows of a batch cannot be divided over the devices and parts.
+    """
+    transform, gradients = optimization.build(), make_gradients(module, optimization)
+    placement = jax.tree.map(lambda x: x.sharding, like)
+    mesh = placement.step.mesh
+
+    def step(state: TrainState, batch: Arrays) -> tuple[TrainState, jax.Array]:
+        loss, grads = gradients(state.params, batch, state.key)
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state), loss
+
+    jitted = jax.jit(
+        step, donate_argnums=0, in_shardings=(placement, sharding.by_row(mesh)),
+        out_shardings=(placement, sharding.replicated(mesh)),
+    )  # fmt: skip
+
+    def checked(state: TrainState, batch: Arrays) -> tuple[TrainState, jax.Array]:
+        num_rows, num_devices = len(batch["source_ids"]), mesh.shape["data"]
+        if num_rows % (num_devices * optimization.num_accumulated):
+            raise ValueError(
+                f"a batch of {num_rows} rows cannot be divided into num_accumulated="
+                f"{optimization.num_accumulated} parts on {num_devices} data-parallel devices: "
+                f"choose a multiple of {num_devices * optimization.num_accumulated}"
+            )
+        return jitted(state, batch)
+
+    return checked
+
+
+def make_evaluate(module: Any, mesh: Mesh | None = None) -> Callable[[Params, Iterable[data.Batch]], float]:
+    """A function `(params, batches) -> mean loss in nats per token`, without dropout.
+
+    Args:
+      mesh: on which the params lie; None: one device.
+
+    Raises (the function):
+      ValueError: no batch holds a target token.
+    """
+    rows = sharding.by_row(mesh or sharding.make_mesh())
 
     @jax.jit
-    def total(params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def total(params: Params, batch: Arrays) -> tuple[jax.Array, jax.Array]:
         logits = teacher_forced_logits(module, params, batch)
         _, mean = losses.cross_entropy(logits, batch["target_ids"], batch["target_mask"])
         count = batch["target_mask"].sum()
         return mean * count, count
 
+    def place(array: np.ndarray) -> jax.Array:
+        """Adds rows of padding, which count for nothing, until the devices divide them."""
+        missing = -len(array) % rows.mesh.shape["data"]
+        return jax.device_put(np.pad(array, ((0, missing), (0, 0))), rows)
+
     def evaluate(params: Params, batches: Iterable[data.Batch]) -> float:
         # Each result is waited for: dozens of computations in flight can starve a CPU's thread pool.
-        totals = [jax.device_get(total(params, dataclasses.asdict(batch))) for batch in batches]
-        return float(sum(loss for loss, _ in totals) / sum(count for _, count in totals))
+        totals = [
+            jax.device_get(total(params, jax.tree.map(place, dataclasses.asdict(batch)))) for batch in batches
+        ]
+        num_tokens = sum(count for _, count in totals)
+        if num_tokens == 0:
+            raise ValueError("batches hold no target token: give at least one example")
+        return float(sum(loss for loss, _ in totals) / num_tokens)
 
     return evaluate
 
@@ -144,12 +163,16 @@ class Progress(struct.PyTreeNode):
 
 
 def run(
-    state: TrainState, step: Callable, batches: Iterator[data.Batch], num_steps: int,
+    state: TrainState, step: Step, batches: Iterator[data.Batch], num_steps: int,
     report_every: int, on_report: Callable[[TrainState, Progress], bool],
 ) -> TrainState:  # fmt: skip
     """Steps until `num_steps` in all, reporting every `report_every` steps and at the end.
 
-    `on_report` may evaluate, save, print; it returns False to stop early.
+    `on_report` may evaluate, save, print; it returns False to stop early. The state that it is
+    given is donated to the next step.
+
+    Raises:
+      FloatingPointError: the loss is no longer a number.
     """
     done = int(state.step)
     while done < num_steps:
@@ -157,9 +180,14 @@ def run(
         while done < num_steps and (done == first or done % report_every):
             batch = next(batches)
             state, loss = step(state, dataclasses.asdict(batch))
-            loss_sum += float(loss)
-            num_tokens += int(batch.target_mask.sum())
             done += 1
+            loss_sum += float(loss)
+            if not math.isfinite(loss_sum):
+                raise FloatingPointError(
+                    f"the training loss is {float(loss)} at step {done}: lower the learning rate or lengthen "
+                    "the warm-up, and resume from the last checkpoint"
+                )
+            num_tokens += int(batch.target_mask.sum())
         rate = num_tokens / (time.perf_counter() - started)
         if not on_report(state, Progress(done, loss_sum / (done - first), rate)):
             break

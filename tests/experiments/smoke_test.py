@@ -1,5 +1,6 @@
 """Each experiment runs from its flags, on a tiny pair made here."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +13,9 @@ import pytest
 
 from specjax import data
 from specjax.models import convert, t5
+from specjax.training import checkpoints
+from specjax.training.optimization import Optimization
+from specjax.training.state import abstract_state
 
 ROOT = pathlib.Path(__file__).parents[2]
 WORDS = ["a", "man", "dog", "runs", "sits", "in", "blue", "snow", "the", "park"]
@@ -44,9 +48,9 @@ def pair(corpus):
     return corpus
 
 
-def run(module, *flags, stdin=None):
+def run(module, *flags, stdin=None, **settings):
     command = [sys.executable, "-m", f"experiments.{module}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     return subprocess.run(
         command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
     )
@@ -76,19 +80,54 @@ def test_generate_without_a_draft_runs_the_target_alone(pair, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["num_examples"] == 1
 
 
+TINY_TRAINING = (
+    "--task=copy", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",
+    "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2", "--warmup_steps=0",
+)  # fmt: skip
+
+
+def train(corpus, folder, *flags):
+    paths = [f"--data_dir={corpus}", f"--output={folder}/run", f"--export={folder}/model"]
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
+    return run("train", *paths, *TINY_TRAINING, *flags, **quick)
+
+
 @pytest.mark.slow
 def test_train_exports_a_checkpoint_and_resumes(corpus, tmp_path):
-    flags = [
-        f"--data_dir={corpus}", "--task=copy", f"--tokenizer={corpus}/tokenizer", f"--output={tmp_path}/run",
-        f"--export={tmp_path}/model", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2",
-        "--num_layers=1", "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2",
-    ]  # fmt: skip
-    first = run("train", *flags, "--num_steps=2")
+    tokenizer = f"--tokenizer={corpus}/tokenizer"
+    first = train(corpus, tmp_path, tokenizer, "--num_steps=2")
     assert first.returncode == 0, first.stderr
-    second = run("train", *flags, "--num_steps=4")
+    second = train(corpus, tmp_path, tokenizer, "--num_steps=4")
     assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
     config, _ = convert.load(tmp_path / "model")
     assert (config.d_model, config.vocab_size) == (8, 24)
+    other = train(corpus, tmp_path, tokenizer, "--num_steps=6", "--batch_size=8")
+    assert other.returncode != 0 and "batch_size=8, but" in other.stderr and "--output" in other.stderr
+
+
+@pytest.mark.slow
+def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
+    """A rate that ruins the model: the first report is the best, and two worse ones end the run."""
+    done = train(
+        pair, tmp_path, f"--init_from={pair}/target", "--num_steps=40", "--optimizer=adamw",
+        "--learning_rate=3", "--decay=constant", "--patience=2", "--bleu_examples=4", "--num_accumulated=2",
+        "--compute_dtype=bfloat16", "--export_by=loss", "--data_parallel=2", "--source_prefix=dog",
+        "--buckets=32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    reports = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    losses = [float(line.split("validation loss ")[1].split()[0]) for line in reports]
+    best = 2 * losses.index(min(losses)) + 2
+    assert len(reports) == best // 2 + 2 < 20 and "validation bleu" in reports[0]
+    assert "stopped: " in done.stdout and f"wrote step {best} to" in done.stdout
+    config, exported = convert.load(tmp_path / "model", "float32")
+    assert config.d_model == 16  # of --init_from, not of --d_model
+    optimization = Optimization(optimizer="adamw")
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run")) as saved:
+        kept = saved.restore(abstract_state(exported, optimization), best).state.params
+    for name in ("embedding", "decoder_norm"):
+        a, b = jax.tree.leaves(kept[name]), jax.tree.leaves(exported[name])
+        np.testing.assert_array_equal(np.asarray(a[0].astype("bfloat16"), np.float32), b[0])
 
 
 @pytest.mark.slow

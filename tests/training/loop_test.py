@@ -1,5 +1,6 @@
 """The loss, the loop, and that a stopped run continues as if it had not stopped."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -10,33 +11,16 @@ import pytest
 
 from specjax import data
 from specjax.models import t5
-from specjax.training import checkpoints, loop, losses
+from specjax.training import checkpoints, loop, losses, state
+from tests.training import tiny
+from tests.training.tiny import CONFIG, OPTIMIZATION, fresh_state, train
 
-CONFIG = t5.T5Config(24, 8, 4, 16, 2, 1, 1, dropout_rate=0.2)
-OPTIMIZATION = loop.Optimization(learning_rate=0.05, warmup_steps=2, num_steps=40)
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    random = np.random.default_rng(0)
-    sources = [[*random.integers(2, 24, size=3 + i % 4).tolist(), 1] for i in range(16)]
-    return [data.Pair(s, s) for s in sources]  # a copying task
+NO_DROPOUT = dataclasses.replace(CONFIG, dropout_rate=0.0)
 
 
 @pytest.fixture(scope="module")
 def step():
-    return loop.make_step(t5.T5(CONFIG), OPTIMIZATION, seed=0)
-
-
-def fresh_state():
-    ids = np.zeros((1, 4), np.int32)
-    params = t5.T5(CONFIG).init(jax.random.key(0), ids, ids == 0, ids)["params"]
-    return loop.init_state(params, OPTIMIZATION)
-
-
-def train(step, state, pairs, num_steps):
-    batches = data.training_batches(pairs, 8, (8,), seed=0, start_step=int(state.step))
-    return loop.run(state, step, batches, num_steps, 10, lambda state, progress: True)
+    return loop.make_step(t5.T5(CONFIG), OPTIMIZATION, fresh_state())
 
 
 def test_the_loss_is_a_mean_over_valid_tokens_so_padding_changes_nothing():
@@ -55,59 +39,129 @@ def test_the_loss_is_a_mean_over_valid_tokens_so_padding_changes_nothing():
     assert losses.cross_entropy(logits, targets, mask)[1] == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_training_lowers_the_loss(step, pairs):
+def test_training_lowers_the_loss(step):
     evaluate = loop.make_evaluate(t5.T5(CONFIG))
-    batches = [data.make_batch(pairs[:8], 8), data.make_batch(pairs[8:], 8)]
+    batches = [data.make_batch(tiny.pairs()[:8], 8), data.make_batch(tiny.pairs()[8:], 8)]
     before = evaluate(fresh_state().params, batches)
-    after = evaluate(train(step, fresh_state(), pairs, 40).params, batches)
+    after = evaluate(train(step, fresh_state(), 40).params, batches)
     assert after < before - 0.1
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(step, pairs, tmp_path):
-    whole = train(step, fresh_state(), pairs, 8)
-    half = train(step, fresh_state(), pairs, 4)
-    saved = checkpoints.Checkpoints(tmp_path / "run")
-    saved.save(4, half)
-    saved.close()
-    again = checkpoints.Checkpoints(tmp_path / "run")
-    assert again.latest_step == 4
-    restored = again.restore(fresh_state())
-    again.close()
-    resumed = train(step, restored, pairs, 8)
+def uneven_batch(width=8):
+    """Eight rows of 2 to 7 target tokens, so that parts of a batch hold unequal numbers of them."""
+    rows = [[*range(2, 3 + i % 6), 1] for i in range(8)]
+    return dataclasses.asdict(data.make_batch([data.Pair(row, row) for row in rows], width))
+
+
+def gradients(num_parts, batch, config=NO_DROPOUT):
+    optimization = dataclasses.replace(OPTIMIZATION, num_accumulated=num_parts)
+    compute = jax.jit(loop.make_gradients(t5.T5(config), optimization))
+    return compute(tiny.params(), batch, jax.random.key(0))
+
+
+@pytest.mark.parametrize("num_parts", [2, 8])
+def test_accumulated_gradients_are_those_of_the_whole_batch(num_parts):
+    (loss, grads), (whole_loss, whole) = gradients(num_parts, uneven_batch()), gradients(1, uneven_batch())
+    assert float(loss) == pytest.approx(float(whole_loss), rel=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), grads, whole)
+
+
+def test_the_mean_of_the_parts_means_is_another_gradient():
+    """What the test above would miss if the parts held equal numbers of tokens."""
+    batch = uneven_batch()
+    halves = [gradients(1, {k: v[i::2] for k, v in batch.items()})[1]["embedding"] for i in (0, 1)]
+    whole = gradients(1, batch)[1]["embedding"]
+    assert np.abs(sum(halves) / 2 - whole).max() > 1e-3 * np.abs(whole).max()
+
+
+def test_padding_changes_no_gradient():
+    """B62: more columns, and more rows."""
+    loss, grads = gradients(1, uneven_batch())
+    wider = uneven_batch(12)
+    taller = {name: np.pad(array, ((0, 4), (0, 0))) for name, array in wider.items()}
+    for batch in (wider, taller):
+        more_loss, more = gradients(1, batch)
+        assert float(more_loss) == pytest.approx(float(loss), rel=1e-5)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), more, grads)
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_bfloat16_computes_and_float32_remembers(optimizer):
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    optimization = dataclasses.replace(OPTIMIZATION, optimizer=optimizer)
+    before = fresh_state(optimization, config)
+    step = loop.make_step(t5.T5(config), optimization, before)
+    batch = dataclasses.asdict(next(tiny.batches()))
+    jaxpr = str(jax.make_jaxpr(lambda p: loop.teacher_forced_logits(t5.T5(config), p, batch))(before.params))
+    assert "bf16" in jaxpr
+    after = train(step, before, 3)
+    for leaf in jax.tree.leaves((after.params, after.opt_state)):
+        assert leaf.dtype in (jnp.float32, jnp.int32)
+    # An update below bfloat16's resolution is not lost.
+    change = np.asarray(after.params["embedding"]) - np.asarray(tiny.params()["embedding"])
+    assert np.any((change != 0) & (np.abs(change) < 2**-9 * np.abs(np.asarray(after.params["embedding"]))))
+
+
+def test_params_that_are_not_float32_are_refused():
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params())
+    with pytest.raises(ValueError, match="decoder_bias.*is bfloat16: training keeps float32 params"):
+        state.init_state(half, OPTIMIZATION, seed=0)
+
+
+def test_the_callers_params_stay_usable(step):
+    """The state is donated; the params that it was made from are not (B65)."""
+    params = tiny.params()
+    before = jax.tree.map(np.array, params)
+    first = state.init_state(params, OPTIMIZATION, seed=0)
+    train(step, first, 1)
+    assert first.params["embedding"].is_deleted()
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(step, tmp_path):
+    whole = train(step, fresh_state(), 8)
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run")) as saved:
+        saved.save(4, train(step, fresh_state(), 4))
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path / "run")) as again:
+        assert again.latest_step == 4
+        resumed = train(step, again.restore(fresh_state()).state, 8)
     assert jax.tree.structure(resumed) == jax.tree.structure(whole)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
-def test_a_relative_checkpoint_path_works(tmp_path, monkeypatch):
-    """B78."""
-    monkeypatch.chdir(tmp_path)
-    saved = checkpoints.Checkpoints("here")
-    saved.save(1, {"x": jnp.arange(3)})
-    saved.close()
-    again = checkpoints.Checkpoints("here")
-    np.testing.assert_array_equal(again.restore({"x": jnp.zeros(3, jnp.int32)})["x"], [0, 1, 2])
-    again.close()
+def test_the_noise_comes_from_the_checkpoint_not_from_the_new_seed(step, tmp_path):
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
+        saved.save(2, train(step, fresh_state(), 2))
+        other = state.init_state(tiny.params(), OPTIMIZATION, seed=1)
+        resumed = train(step, saved.restore(other).state, 4)
+    jax.tree.map(np.testing.assert_array_equal, resumed, train(step, fresh_state(), 4))
 
 
-def test_reports_come_at_the_interval_and_may_stop_the_run(step, pairs):
+def test_reports_come_at_the_interval_and_may_stop_the_run(step):
     seen = []
 
     def on_report(state, progress):
         seen.append(progress.step)
         return len(seen) < 2
 
-    batches = data.training_batches(pairs, 8, (8,), seed=0)
-    state = loop.run(fresh_state(), step, batches, 100, 3, on_report)
-    assert seen == [3, 6] and int(state.step) == 6
+    final = train(step, fresh_state(), 100, on_report, report_every=3)
+    assert seen == [3, 6] and int(final.step) == 6
 
 
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match="optimizer='sgd': use 'adafactor' or 'adamw'"):
-        dataclasses.replace(OPTIMIZATION, optimizer="sgd").build()
+def test_a_loss_that_is_no_number_ends_the_run(step):
+    broken = fresh_state()
+    broken = broken.replace(params=jax.tree.map(lambda x: x * jnp.nan, broken.params))
+    with pytest.raises(FloatingPointError, match="loss is nan at step 1: lower the learning rate"):
+        train(step, broken, 3)
 
 
-def test_dropout_noise_is_a_function_of_the_step(step, pairs):
-    batch = dataclasses.asdict(next(itertools.islice(data.training_batches(pairs, 8, (8,), 0), 1)))
+def test_dropout_noise_is_a_function_of_the_step(step):
+    batch = dataclasses.asdict(next(itertools.islice(tiny.batches(), 1)))
     (_, a), (_, b) = step(fresh_state(), batch), step(fresh_state(), batch)
     _, other = step(dataclasses.replace(fresh_state(), step=jnp.int32(5)), batch)
     assert a == b and a != other
+
+
+def test_validation_without_a_token_is_refused():
+    with pytest.raises(ValueError, match="batches hold no target token"):
+        loop.make_evaluate(t5.T5(CONFIG))(tiny.params(), [])
