@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import arms, exact_law, sampled_law
-from specjax import api, decode
+from specjax import acceptance, api, decode, rounds
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
@@ -21,13 +21,29 @@ LIMIT = 8  # new tokens of a row: more than the two looked at, so that no draft 
 MIN_PROBABILITY = 1e-9  # first tokens rarer than this are not followed to a second one
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
     """A target, its draft, and the sources that are decoded."""
 
     target: api.Model
     draft: api.Model
     sources: Sequence[str]
+
+    def request(
+        self, source: str, drafter: BoundDrafter | None, rule: AcceptanceRule, sampling: Sampling
+    ) -> decode.Prepared:
+        """One row, its source decoded."""
+        (request,) = arms.requests(
+            self.target, drafter, [source], batch_size=1, sampling=sampling, max_new_tokens=LIMIT, seed=0,
+            rule=rule,
+        )  # fmt: skip
+        return request
+
+    @functools.cache  # noqa: B019 - a pair lives as long as the experiment
+    def laws(self, sampling: Sampling) -> list[np.ndarray]:
+        """The target's own law of the first two tokens, of each source; see `Drawn`."""
+        plain = functools.partial(self.request, drafter=None, rule=acceptance.speculative, sampling=sampling)
+        return [target_law(plain(source), sampling) for source in self.sources]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,28 +67,25 @@ def draw(
     seed: int, track: Callable[[Sequence], Iterable],
 ) -> Drawn:  # fmt: skip
     """`num` draws over all sources together: two rounds each, which emit two tokens at least."""
-    tokens, laws, emitted, calls = [], [], 0, 0
+    tokens, emitted, calls = [], 0, 0
     for index, source in enumerate(pair.sources):
-        (request,) = arms.requests(
-            pair.target, drafter, [source], batch_size=1, sampling=sampling, max_new_tokens=LIMIT, seed=0,
-            rule=rule,
-        )  # fmt: skip
-        program, params, inputs = request
+        program, params, inputs = pair.request(source, drafter, rule, sampling)
         state = decode.jitted_prefill(program, params, **inputs)
-        two_rounds = jax.jit(functools.partial(_two_rounds, program))
         drawn = []
         first_seed = (seed * len(pair.sources) + index) * num
         for first in track(range(0, num // len(pair.sources), batch_size)):
             seeds = jnp.asarray(first_seed + first + np.arange(batch_size), jnp.uint32)
-            after = two_rounds(params, state, seeds)
+            after = _two_rounds(program, params, state, seeds)
             drawn.append(np.asarray(after[0]))
             emitted, calls = emitted + int(after[1]), calls + int(after[2])
         tokens.append(np.concatenate(drawn))
-        laws.append(target_law(request, sampling))
-    return Drawn(tokens, laws, emitted / calls)
+    return Drawn(tokens, pair.laws(sampling), emitted / calls)
 
 
-def _two_rounds(program, params, state, seeds: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def _two_rounds(
+    program: rounds.Program, params: rounds.AllParams, state: rounds.LoopState, seeds: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first two tokens of as many runs as there are `seeds`; tokens and target calls in all."""
     state = jax.tree.map(lambda x: jnp.repeat(x, len(seeds), axis=0), state).replace(seeds=seeds)
     for _ in range(2):

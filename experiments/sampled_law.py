@@ -38,12 +38,11 @@ def g_test(observed: np.ndarray, law: np.ndarray) -> GTest:
     expected = law / law.sum() * observed.sum()
     if observed[law == 0].any():
         return GTest(float("inf"), len(law), 0.0)
-    order = np.argsort(expected)
-    observed, expected = observed[order], expected[order]
-    num_pooled = int(np.searchsorted(np.cumsum(expected), MIN_EXPECTED) + 1)
-    num_pooled = max(num_pooled, int((expected < MIN_EXPECTED).sum()))
-    observed = np.append(observed[num_pooled:], observed[:num_pooled].sum())
-    expected = np.append(expected[num_pooled:], expected[:num_pooled].sum())
+    rare = expected < MIN_EXPECTED
+    if 0 < expected[rare].sum() < MIN_EXPECTED:  # too little even together: the rarest of the others joins
+        rare |= expected == expected[~rare].min()
+    observed, expected = (np.append(x[~rare], x[rare].sum()) for x in (observed, expected))
+    observed, expected = observed[expected > 0], expected[expected > 0]
     statistic, p_value = scipy.stats.power_divergence(observed, expected, lambda_="log-likelihood")
     return GTest(float(statistic), len(observed), float(p_value))
 
