@@ -82,11 +82,18 @@ class Timing:
     predicted: float
 
 
-def time_arms(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], sampled: bool,
-    repeats: int, console: Console,
-) -> Timing:  # fmt: skip
-    """Times the loops of both arms over the given batches, then the parts of a round."""
+def time_loops(
+    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
+) -> measure.Spread:
+    """The speed-up of one arm over the other, turn by turn: time a token, decode only."""
+    _, _, ratios, _ = _turns(plain, speculative, repeats, console)
+    return measure.Spread.of(ratios)
+
+
+def _turns(
+    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
+) -> tuple[list[float], list[float], list[float], float]:
+    """Milliseconds a token of both arms, their ratios, and how many more tokens a round emits."""
     runs = {"plain": _loops(plain), "speculative": _loops(speculative)}
     tokens, rounds = {}, {}
     for name, run in runs.items():
@@ -96,15 +103,24 @@ def time_arms(
     turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
     per_token = {name: [1e3 * turn[name] / tokens[name] for turn in turns] for name in runs}
     ratios = [a / b for a, b in zip(per_token["plain"], per_token["speculative"], strict=True)]
+    # A round serves all rows of its batch: tokens per round of one arm over those of the other.
+    gain = (tokens["speculative"] / rounds["speculative"]) / (tokens["plain"] / rounds["plain"])
+    return per_token["plain"], per_token["speculative"], ratios, gain
+
+
+def time_arms(
+    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], sampled: bool,
+    repeats: int, console: Console,
+) -> Timing:  # fmt: skip
+    """Times the loops of both arms over the given batches, then the parts of a round."""
+    plain_ms, speculative_ms, ratios, gain = _turns(plain, speculative, repeats, console)
     program, params, inputs = speculative[0]
     with console.status("timing the parts of a round (four small programs to compile)"):
         state = decode.jitted_prefill(program, params, **inputs)
         costs = measure.round_costs(program, params, state, sampled)
-    # A round serves all rows of its batch: tokens per round of one arm over those of the other.
-    gain = (tokens["speculative"] / rounds["speculative"]) / (tokens["plain"] / rounds["plain"])
     return Timing(
-        plain_ms=measure.Spread.of(per_token["plain"]),
-        speculative_ms=measure.Spread.of(per_token["speculative"]),
+        plain_ms=measure.Spread.of(plain_ms),
+        speculative_ms=measure.Spread.of(speculative_ms),
         speedup=measure.Spread.of(ratios),
         costs=costs,
         predicted=float(analysis.predicted_speedup(gain, program.max_depth, costs.c, costs.v, costs.o)),

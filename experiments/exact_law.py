@@ -43,6 +43,7 @@ class ToyNetwork:
     """
 
     vocab_size: int
+    encoded_width: int = 1
 
     def encode(self, params: jax.Array, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
         """Each source token's part of the key: `[B, S, 1]`, zero at padding."""

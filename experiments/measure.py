@@ -84,27 +84,49 @@ def round_costs(
       state: as `decode.jitted_prefill` returned it.
       sampled: which of the two programs.
     """
-    plain = dataclasses.replace(program, drafter=None)
-    plain_state = state.replace(
-        drafter_state=None,
-        stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats),
-    )
     arms = {
-        "plain": _repeat(functools.partial(_round, plain, sampled), params, plain_state),
+        "plain": _plain(program, params, state, sampled),
         "round": _repeat(functools.partial(_round, program, sampled), params, state),
         "draft": _repeat(functools.partial(_draft, program, sampled), params, state),
-        "verify": _repeat(functools.partial(_verify, program), params, state),
+        "verify": _repeat(functools.partial(_verify, program, program.num_draft + 1), params, state),
     }
-    for arm in arms.values():
-        jax.block_until_ready(arm())
-    times = list(alternate(arms, repeats))
-    median = {name: float(np.median([t[name] for t in times])) / _TIMES for name in arms}
+    median = _medians(arms, repeats)
     unit, num_steps = median["plain"], program.max_depth
     rest = median["round"] - median["draft"] - median["verify"]
     return RoundCosts(unit, median["draft"] / num_steps / unit, median["verify"] / unit, rest / unit)
 
 
+def verify_costs(
+    program: Program, params: AllParams, state: LoopState, sampled: bool, num_draft: Sequence[int],
+    repeats: int = 7,
+) -> dict[int, float]:  # fmt: skip
+    """v(K) of the target for each K of `num_draft`; the drafter is not run. See `round_costs`."""
+    arms = {"plain": _plain(program, params, state, sampled)}
+    for k in num_draft:
+        arms[str(k)] = _repeat(functools.partial(_verify, program, k + 1), params, state)
+    median = _medians(arms, repeats)
+    return {k: median[str(k)] / median["plain"] for k in num_draft}
+
+
 _TIMES = 30
+
+
+def _medians(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Seconds of one of the 30 times in each arm; the arms take turns."""
+    for arm in arms.values():
+        jax.block_until_ready(arm())
+    times = list(alternate(arms, repeats))
+    return {name: float(np.median([t[name] for t in times])) / _TIMES for name in arms}
+
+
+def _plain(program: Program, params: AllParams, state: LoopState, sampled: bool) -> Callable[[], Any]:
+    """A round of the target alone, repeated."""
+    plain = dataclasses.replace(program, drafter=None)
+    plain_state = state.replace(
+        drafter_state=None,
+        stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats),
+    )
+    return _repeat(functools.partial(_round, plain, sampled), params, plain_state)
 
 
 def _repeat(body: Callable, params: AllParams, state: LoopState) -> Callable[[], Any]:
@@ -136,8 +158,8 @@ def _draft(program: Program, sampled: bool, params: AllParams, state: LoopState)
     return state.replace(drafter_state=drafter_state, seeds=seeds)
 
 
-def _verify(program: Program, params: AllParams, state: LoopState) -> LoopState:
-    start = state.context.length[:, None] - 1 + jnp.arange(program.num_draft + 1)[None, :]
+def _verify(program: Program, num_new: int, params: AllParams, state: LoopState) -> LoopState:
+    start = state.context.length[:, None] - 1 + jnp.arange(num_new)[None, :]
     chain = jnp.take_along_axis(state.context.tokens, start, axis=1)
     logits, _, cache = program.target.decode(params.target, state.cache, chain)
     seeds = state.seeds + logits.argmax(-1).sum().astype(state.seeds.dtype)

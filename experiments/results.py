@@ -76,5 +76,15 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
     console.print(table)
 
 
+def show_lines(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the rows below each other, one line a row, as a person compares them."""
+    table = Table(title=title)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+
+
 def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -104,7 +104,7 @@ def load_tokenizer() -> Any:
 def read_optimization() -> Optimization:
     return Optimization(
         _OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, _DECAY.value, _WEIGHT_DECAY.value,
-        _GRAD_NORM.value, _SMOOTHING.value, _ACCUMULATED.value,
+        _GRAD_NORM.value, _ACCUMULATED.value,
     )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def main(argv: list[str]) -> None:
     first = int(state.step)
     console.print(f"resumed at step {first} from {_OUTPUT.value}" if first else "new run", soft_wrap=True)
     batches = data.training_batches(pairs, _BATCH_SIZE.value, buckets(), _SEED.value, first)
-    step = loop.make_step(module, optimization, like)
+    step = loop.make_step(loop.likelihood(module, _SMOOTHING.value), optimization, like)
     state, best = train(console, saved, state, best, step, batches, validate, order)
     if _EXPORT_BY.value != "last" and best.step is not None:
         state, _ = saved.restore(like, best.step)

@@ -7,7 +7,8 @@ time of a draft step, of a target call on K + 1 tokens, and of the rest of a rou
 time of a plain step (a target call on one token).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,3 +32,66 @@ def predicted_speedup(
     """tau / (v + K c + o). With `expected_tokens` as tau, v = 1 and o = 0 it is Theorem 3.8."""
     tau, num_draft = np.asarray(tau, float), np.asarray(num_draft)
     return tau / (np.asarray(v) + num_draft * np.asarray(c) + np.asarray(o))
+
+
+def expected_calls(chances: np.ndarray, num_draft: int) -> float:
+    """Target calls that emit a given output, if its tokens are accepted with given chances.
+
+    Unlike equation 1 it knows where in an output drafts fail and where the output ends. Acceptances are
+    taken to be independent given their chances, which are those of the token-wise rule along the output.
+
+    Args:
+      chances: `[N]`, of accepting a draft at each token of one output, the last of which ends it.
+      num_draft: K; 0 gives N.
+    """
+    num_tokens = len(chances)
+    calls = np.zeros(num_tokens + num_draft + 2)  # from each token on; zero beyond the end
+    for start in range(num_tokens - 1, -1, -1):
+        # A round drafts K tokens, at most all that are left but one, and emits one more than accepted.
+        run = chances[start : start + min(num_draft, num_tokens - start - 1)]
+        reached = np.concatenate([[1.0], np.cumprod(run)])
+        exactly = reached * np.append(1 - run, 1.0)
+        calls[start] = 1 + exactly @ calls[start + 1 : start + 1 + len(exactly)]
+    return float(calls[0])
+
+
+def expected_tau(chances: Sequence[np.ndarray], num_draft: int) -> float:
+    """Tokens per target call over several outputs; see `expected_calls`."""
+    return sum(map(len, chances)) / sum(expected_calls(one, num_draft) for one in chances)
+
+
+class Memory(NamedTuple):
+    """Bytes that decoding takes, by what takes them.
+
+    Attributes:
+      params: all weights.
+      cache: keys and values of the decoder's tokens.
+      cross: keys and values of the encoder output.
+      logits: of one call, in float32, with the distribution beside them.
+    """
+
+    params: int
+    cache: int
+    cross: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def memory(
+    config: Any, *, num_params: int, batch_size: int, num_source: int, num_slots: int, num_new: int,
+    bytes_per_number: int = 4,
+) -> Memory:  # fmt: skip
+    """What one model takes.
+
+    Args:
+      config: its shape (`T5Config`).
+      num_params: weights, each of `bytes_per_number` bytes.
+      batch_size, num_source, num_slots: B, S, T.
+      num_new: N, tokens of a decoder call: K + 1 for a target, 1 for a draft.
+    """
+    width = 2 * batch_size * config.num_decoder_layers * config.num_heads * config.d_kv * bytes_per_number
+    logits = 2 * batch_size * num_new * config.vocab_size * 4
+    return Memory(num_params * bytes_per_number, width * num_slots, width * num_source, logits)

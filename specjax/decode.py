@@ -291,6 +291,13 @@ def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> No
             f"the draft has a vocabulary of {theirs}, the target of {ours}: a draft must share the target's "
             "tokenizer and vocabulary; if they differ in padding only, num_ids says how many ids exist"
         )
+    if getattr(drafter, "share_encoder", False):
+        theirs, ours = drafter.network.encoded_width, target.encoded_width  # type: ignore[attr-defined]
+        if theirs != ours:
+            raise ValueError(
+                f"share_encoder=True, but the draft is {theirs} wide and the target's encoder output {ours}: "
+                "share_encoder=False gives the draft an encoder of its own"
+            )
 
 
 def _length_bucket(limit: jax.Array, length_bucket: int | None) -> int:

@@ -28,6 +28,10 @@ class Network(Protocol):
     def vocab_size(self) -> int:
         """V."""
 
+    @property
+    def encoded_width(self) -> int:
+        """M, of the encoder output."""
+
     def encode(self, params: Params, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
         """Encodes sources `[B, S]`, padding invisible; returns `[B, S, M]`."""
 

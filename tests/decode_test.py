@@ -95,7 +95,7 @@ def test_plain_greedy_is_the_targets_argmax_path():
 
 @each_num_draft
 def test_greedy_speculative_equals_plain(num_draft):
-    """B29, B30, B31, B36, B47: every row its own limit, end tokens anywhere in a block."""
+    """B29, B30, B31, B34, B36, B47: every row its own limit, end tokens anywhere in a block."""
     end_tokens = (argmax_path(0)[2], EOS)
     output = generate(num_draft, max_new_tokens=LIMITS, eos_ids=end_tokens)
     for row in range(NUM_ROWS):
@@ -589,6 +589,51 @@ def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
     assert 0 < accepted < tested
 
 
+def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
+    """B50: the target as its own draft; every draft is accepted, and the encoder runs once."""
+    target, _ = pair
+    runs = []
+    for share in (False, True):
+        drafter = ModelDrafter(t5.T5Network(CONFIG), 3, share_encoder=share)
+        runs.append(t5_generate(pair, 0, drafter=drafter, drafter_params=target))
+    np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
+    np.testing.assert_array_equal(runs[1].stats.accepted, runs[1].stats.tested)
+
+    def num_products(share):
+        program, params, _ = abstract(draft_config=CONFIG)
+        drafter = dataclasses.replace(program.drafter, share_encoder=share)
+        program = dataclasses.replace(program, drafter=drafter)
+        inputs = decode.prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
+        jaxpr = jax.make_jaxpr(functools.partial(rounds.prefill, program))(params, **inputs).jaxpr
+        return len(_matmul_operands(jaxpr, []))
+
+    # q, k, v, two of attention, o, and three of the feed-forward layer; two operands each
+    assert num_products(False) - num_products(True) == 2 * 9
+
+
+def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair):
+    """B15: at temperature .01, up to the first step whose two best logits are within .5."""
+    cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
+    decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
+    apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
+    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
+    best = np.sort(logits)[..., -2:]
+    wide = np.cumprod(best[..., 1] - best[..., 0] >= 0.5, axis=1).astype(bool)
+    wide &= np.arange(BUCKET)[None] < greedy.length[:, None]
+    assert wide.sum() > 10
+    np.testing.assert_array_equal(cold.tokens[wide], greedy.tokens[wide])
+
+
+def test_t5_tree_equals_plain(pair):
+    """B46, B47: with the relative bias of depths, in a draft of another width too."""
+    plain = t5_generate(pair, 0)
+    for branching in ((2, 2), (3, 1, 1)):
+        drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
+        tree = t5_generate(pair, 0, drafter=drafter, drafter_params=pair[1])
+        np.testing.assert_array_equal(tree.tokens, plain.tokens)
+        assert tree.stats.accepted.sum() > 0
+
+
 def test_t5_row_equals_its_solo_run(pair):
     """B48: ids and statistics; log-probabilities to rounding."""
     whole = t5_generate(pair, 3, temperature=MIXED)
@@ -633,7 +678,20 @@ REFUSED = {
         dict(rule=acceptance.greedy, sampling=Sampling(temperature=0.5)),
         "rule=greedy",
     ),
-}
+    "end token outside the vocabulary": (dict(eos_ids=(40,)), r"eos_ids=\[40\]"),
+    "more ids than the vocabulary": (dict(num_ids=41), "num_ids"),
+    "chain rule for a tree": (
+        dict(
+            drafter=ModelTreeDrafter(TOY, (2, 1)), drafter_params=DRAFT_TABLE, rule=acceptance.block,
+            sampling=Sampling(),
+        ),
+        "use rule=multi_round",
+    ),
+    "shared encoder of another width": (
+        dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), 2, share_encoder=True)),
+        "share_encoder=True.*8.*1",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

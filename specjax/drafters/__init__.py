@@ -22,26 +22,33 @@ class BoundDrafter(NamedTuple):
     tokenizer: Any = None
 
 
-def from_model(draft: Any, num_draft: int = 5) -> BoundDrafter:
+def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> BoundDrafter:
     """A loaded model (`specjax.load`) as drafter of `num_draft` tokens a round.
+
+    With `share_encoder` its decoder reads the target's encoder output, and its own encoder is not used.
 
     Raises:
       ValueError: `num_draft` is below 1.
     """
     if num_draft < 1:
         raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
-    return BoundDrafter(ModelDrafter(draft.network, num_draft), draft.params, draft.tokenizer)
+    drafter = ModelDrafter(draft.network, num_draft, share_encoder)
+    return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
 
-def tree_from_model(draft: Any, branching: Sequence[int], with_replacement: bool = False) -> BoundDrafter:
+def tree_from_model(
+    draft: Any, branching: Sequence[int], with_replacement: bool = False, share_encoder: bool = False
+) -> BoundDrafter:
     """A loaded model as drafter of a token tree; `branching` (3, 2, 1) drafts 3 + 6 + 6 nodes.
+
+    With `share_encoder` its decoder reads the target's encoder output.
 
     Raises:
       ValueError: `branching` is empty or holds a number below 1.
     """
     if not branching or min(branching) < 1:
         raise ValueError(f"branching={tuple(branching)}: give the children of each level, each at least 1")
-    drafter = ModelTreeDrafter(draft.network, tuple(branching), with_replacement)
+    drafter = ModelTreeDrafter(draft.network, tuple(branching), with_replacement, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
 

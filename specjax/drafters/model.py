@@ -4,6 +4,7 @@ Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
 """
 
 import dataclasses
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,12 @@ class ModelDrafter:
     Attributes:
       network: the draft model. Static.
       num_draft: K.
+      share_encoder: use the target's encoder output in place of the draft's own; widths must agree.
     """
 
     network: Network
     num_draft: int
+    share_encoder: bool = False
 
     @property
     def max_depth(self) -> int:
@@ -36,8 +39,8 @@ class ModelDrafter:
         return self.num_draft
 
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
-        """Encodes the sources with the draft's own encoder and feeds the decoder prefix."""
-        return init_cache(self.network, params, context, prefix_width, self.num_draft)
+        """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
+        return init_cache(self, params, context, prefix_width)
 
     def propose(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
@@ -83,13 +86,28 @@ class ModelDrafter:
         return cache
 
 
+class DraftsFromModel(Protocol):
+    """What drafters with a draft model have in common."""
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def num_draft(self) -> int: ...
+
+    @property
+    def share_encoder(self) -> bool: ...
+
+
 def init_cache(
-    network: Network, params: Params, context: Context, prefix_width: int, num_draft: int
+    drafter: DraftsFromModel, params: Params, context: Context, prefix_width: int
 ) -> cache_lib.Cache:
     """A draft model's cache after its encoder and the decoder prefix, all but the last token."""
-    encoded = network.encode(params, context.source_ids, context.source_mask)
+    network, encoded = drafter.network, context.encoded
+    if not drafter.share_encoder:
+        encoded = network.encode(params, context.source_ids, context.source_mask)
     # One slot per committed id and one per draft: no write of a round can fall outside.
-    num_slots = context.tokens.shape[1] + num_draft
+    num_slots = context.tokens.shape[1] + drafter.num_draft
     cache = network.init_cache(params, encoded, context.source_mask, num_slots)
     if prefix_width > 1:
         _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])

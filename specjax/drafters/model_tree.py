@@ -29,11 +29,13 @@ class ModelTreeDrafter:
       network: the draft model. Static.
       branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes.
       with_replacement: siblings are independent draws, and may be equal.
+      share_encoder: as of `ModelDrafter`.
     """
 
     network: Network
     branching: tuple[int, ...]
     with_replacement: bool = False
+    share_encoder: bool = False
 
     @property
     def num_draft(self) -> int:
@@ -46,8 +48,8 @@ class ModelTreeDrafter:
         return len(self.branching)
 
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
-        """Encodes the sources with the draft's own encoder and feeds the decoder prefix."""
-        return model.init_cache(self.network, params, context, prefix_width, self.num_draft)
+        """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
+        return model.init_cache(self, params, context, prefix_width)
 
     def propose(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None

@@ -394,6 +394,11 @@ class T5Network:
         """V."""
         return self.config.vocab_size
 
+    @property
+    def encoded_width(self) -> int:
+        """M."""
+        return self.config.d_model
+
     def encode(self, params: Any, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
         """See `T5.encode`."""
         return self._apply(params, source_ids, source_mask, method="encode")

@@ -23,6 +23,9 @@ from specjax.training.state import Params, TrainState
 
 Arrays = dict[str, Any]  # the fields of a `data.Batch`
 Step = Callable[[TrainState, Arrays], tuple[TrainState, jax.Array]]
+# (params, part of a batch, dropout key) -> the loss to minimise and the one to report, means over
+# the part's valid tokens
+Objective = Callable[[Params, Arrays, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def teacher_forced_logits(
@@ -38,10 +41,26 @@ def teacher_forced_logits(
     )  # fmt: skip
 
 
+def likelihood(module: Any, label_smoothing: float = 0.0) -> Objective:
+    """The negative log-likelihood of the target tokens: smoothed to minimise, plain to report.
+
+    Raises:
+      ValueError: `label_smoothing` is not in [0, 1).
+    """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing}: must be at least 0 and below 1")
+
+    def objective(params: Params, part: Arrays, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = teacher_forced_logits(module, params, part, dropout_key=key)
+        return losses.cross_entropy(logits, part["target_ids"], part["target_mask"], label_smoothing)
+
+    return objective
+
+
 def make_gradients(
-    module: Any, optimization: Optimization
+    objective: Objective, optimization: Optimization
 ) -> Callable[[Params, Arrays, jax.Array], tuple[jax.Array, Params]]:
-    """A function `(params, batch, key) -> (mean loss in nats, gradients of the smoothed mean)`.
+    """A function `(params, batch, key) -> (mean loss to report, gradients of that to minimise)`.
 
     The batch is cut into `num_accumulated` parts. Each adds its share of the mean over all valid
     tokens, so the sum is what the whole batch would give, however the tokens are spread.
@@ -49,12 +68,9 @@ def make_gradients(
     num_parts = optimization.num_accumulated
 
     def loss_share(params: Params, part: Arrays, key: jax.Array, num_tokens: jax.Array) -> Any:
-        logits = teacher_forced_logits(module, params, part, dropout_key=key)
-        smoothed, plain = losses.cross_entropy(
-            logits, part["target_ids"], part["target_mask"], optimization.label_smoothing
-        )
+        minimised, reported = objective(params, part, key)
         share = part["target_mask"].sum() / num_tokens
-        return smoothed * share, plain * share
+        return minimised * share, reported * share
 
     def gradients(params: Params, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Params]:
         # Row r goes to part r mod num_parts: each part has rows of every device.
@@ -72,8 +88,8 @@ def make_gradients(
     return gradients
 
 
-def make_step(module: Any, optimization: Optimization, like: TrainState) -> Step:
-    """The jitted training step `(state, batch) -> (state, mean loss in nats)`.
+def make_step(objective: Objective, optimization: Optimization, like: TrainState) -> Step:
+    """The jitted training step `(state, batch) -> (state, mean loss to report)`.
 
     The state is donated: use the one that is returned. The dropout noise is a function of the
     state, so a resumed run repeats an uninterrupted one. Recompiles per batch shape.
@@ -84,7 +100,7 @@ def make_step(module: Any, optimization: Optimization, like: TrainState) -> Step
     Raises (the step):
       ValueError: the rows of a batch cannot be divided over the devices and parts.
     """
-    transform, gradients = optimization.build(), make_gradients(module, optimization)
+    transform, gradients = optimization.build(), make_gradients(objective, optimization)
     placement = jax.tree.map(lambda x: x.sharding, like)
     mesh = placement.step.mesh
 

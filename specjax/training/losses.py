@@ -1,5 +1,7 @@
 """Training losses: means over valid tokens, so padding changes nothing."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -25,3 +27,63 @@ def cross_entropy(
     count = jnp.maximum(mask.sum(), 1)
     mean = lambda x: jnp.where(mask, x, 0.0).sum() / count  # noqa: E731
     return mean((1 - label_smoothing) * plain + label_smoothing * smooth), mean(plain)
+
+
+Divergence = Callable[[jax.Array, jax.Array], jax.Array]  # log p, log q `[..., V]` -> nats `[...]`
+
+
+def forward_kl(target: jax.Array, draft: jax.Array) -> jax.Array:
+    """KL(p || q): the draft covers what the target may say."""
+    return (jnp.exp(target) * (target - draft)).sum(-1)
+
+
+def reverse_kl(target: jax.Array, draft: jax.Array) -> jax.Array:
+    """KL(q || p): the draft avoids what the target would not say."""
+    return (jnp.exp(draft) * (draft - target)).sum(-1)
+
+
+def jensen_shannon(target: jax.Array, draft: jax.Array) -> jax.Array:
+    """The mean of KL(p || m) and KL(q || m) with m = (p + q) / 2."""
+    middle = jnp.logaddexp(target, draft) - jnp.log(2.0)
+    return 0.5 * (forward_kl(target, middle) + forward_kl(draft, middle))
+
+
+def total_variation(target: jax.Array, draft: jax.Array) -> jax.Array:
+    """Half the sum of |p - q|: one minus the chance that a draft is accepted (Leviathan et al., 3.5)."""
+    return 0.5 * jnp.abs(jnp.exp(target) - jnp.exp(draft)).sum(-1)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jensen_shannon": jensen_shannon,
+    "total_variation": total_variation,
+}
+
+
+def distillation(
+    divergence: Divergence, target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Mean divergence of the draft's from the target's distributions over valid tokens.
+
+    DistillSpec (Zhou et al. 2023, section 3), at temperature 1.
+
+    Args:
+      divergence: one of `DIVERGENCES`.
+      target_logits, draft_logits: `[B, N, V] float32`, after the same tokens.
+      mask: `[B, N] bool`, True where a token follows.
+    """
+    log_probs = (jax.nn.log_softmax(logits, axis=-1) for logits in (target_logits, draft_logits))
+    return jnp.where(mask, divergence(*log_probs), 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def acceptance(target_logits: jax.Array, draft_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The chance that the token-wise rule accepts a draft at each position.
+
+    Returns:
+      `[B, N] float32` at temperature 1, the sum over tokens of min(p, q) (Leviathan et al. 2023,
+      theorem 3.5), and at temperature 0, 1 where the two argmaxes agree.
+    """
+    p, q = (jax.nn.softmax(logits, axis=-1) for logits in (target_logits, draft_logits))
+    agree = target_logits.argmax(-1) == draft_logits.argmax(-1)
+    return jnp.minimum(p, q).sum(-1), agree.astype(p.dtype)

@@ -18,7 +18,6 @@ class Optimization:
       decay: "constant", "rsqrt" (falls as 1/sqrt(step)), "cosine" or "linear" (both to zero).
       weight_decay: of AdamW; norms are left alone.
       max_grad_norm: clipping by the global norm.
-      label_smoothing: of the cross-entropy.
       num_accumulated: parts into which a batch is cut, one in memory at a time. The update is
         that of the whole batch.
 
@@ -33,7 +32,6 @@ class Optimization:
     decay: str = "cosine"
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    label_smoothing: float = 0.1
     num_accumulated: int = 1
 
     def __post_init__(self) -> None:
@@ -45,8 +43,6 @@ class Optimization:
                 raise ValueError(f"{name}={getattr(self, name)!r}: use one of {', '.join(known)}")
         if self.num_accumulated < 1:
             raise ValueError(f"num_accumulated={self.num_accumulated}: must be at least 1")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing}: must be at least 0 and below 1")
 
     def schedule(self) -> optax.Schedule:
         """The learning rate as a function of the step count."""

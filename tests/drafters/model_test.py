@@ -48,6 +48,13 @@ def _slots(cache, row: int, count: int) -> list[int]:
     return np.asarray(cache.keys[0])[row, 0, 0, :count].astype(int).tolist()
 
 
+def test_draft_cache_has_room_for_all_that_the_targets_has(states):
+    """B42: and for a round beyond it, so that no write of a draft can fall outside."""
+    for state in states:
+        assert state.drafter_state.num_slots == state.cache.num_slots + K
+        assert state.context.tokens.shape[1] == PROGRAM.num_slots
+
+
 def test_rows_advance_by_their_own_counts(states):
     """B48."""
     assert len({int(length) for length in states[2].context.length - states[0].context.length}) > 1

@@ -168,3 +168,51 @@ def test_losslessness_draws_tests_and_plots(pair, tmp_path):
     lossless = [row for row in rows if row["lossless"]]
     assert len(lossless) == 8 and all(row["passed"] for row in lossless), done.stdout + done.stderr
     assert (tmp_path / "losslessness.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def task_folder(corpus):
+    """The copying task under the names of a task of text files."""
+    folder = corpus / "multi30k"
+    folder.mkdir(exist_ok=True)
+    for name, split in (("train", "train"), ("val", "val"), ("test_2016_flickr", "val")):
+        for language in ("en", "de"):
+            (folder / f"{name}.{language}").write_text((corpus / "copy" / f"{split}.{language}").read_text())
+    return corpus
+
+
+@pytest.mark.slow
+def test_distill_trains_arms_side_by_side_and_resumes(pair, task_folder, tmp_path):
+    flags = [
+        f"--target={pair}/target", f"--draft={pair}/draft", f"--data_dir={task_folder}", "--source_prefix=",
+        "--arms=likelihood:data,forward_kl:target,total_variation:draft", "--num_held_out=8",
+        "--num_test=8", "--batch_size=8", "--buckets=16", "--report_every=2", f"--output={tmp_path}",
+        f"--export={tmp_path}/best",
+    ]  # fmt: skip
+    first = run("distill", *flags, "--num_steps=2")
+    assert first.returncode == 0, first.stderr
+    second = run("distill", *flags, "--num_steps=4")
+    assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["arm"] for row in rows][:2] == ["before", "likelihood:data"] and len(rows) == 4
+    assert (tmp_path / "distill.png").stat().st_size > 10_000
+    assert convert.load(tmp_path / "best")[0].d_model == 8
+    wrong = run("distill", *flags, "--arms=hinge:data")
+    assert wrong.returncode != 0 and "--arms=hinge:data: give OBJECTIVE:SEQUENCES" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the dog\na man runs\nblue snow in the park\n")
+    done = run(
+        "choose_draft", f"--target={pair}/target", f"--draft={pair}/draft", f"--draft={pair}/target",
+        f"--input={lines}", "--num_draft=1,2", "--temperature=0", "--max_new_tokens=8", "--measure=2",
+        f"--output={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert rows[0]["predicted_speedup"] >= rows[1]["predicted_speedup"]
+    twin = next(row for row in rows if row["draft"].endswith("target"))
+    assert twin["chance_along_outputs"] == 1 and twin["speedup"] > 0
+    assert "memory at batch 1" in done.stdout

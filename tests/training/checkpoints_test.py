@@ -232,7 +232,7 @@ elif point == "before the rename":
     killing("commit", lambda *args: None)
 
 like = abstract_state(tiny.params(), tiny.OPTIMIZATION)
-step = loop.make_step(t5.T5(tiny.CONFIG), tiny.OPTIMIZATION, like)
+step = loop.make_step(loop.likelihood(t5.T5(tiny.CONFIG), 0.1), tiny.OPTIMIZATION, like)
 for directory in directories:
     saved = checkpoints.Checkpoints(directory)
 

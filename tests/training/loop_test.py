@@ -20,7 +20,7 @@ NO_DROPOUT = dataclasses.replace(CONFIG, dropout_rate=0.0)
 
 @pytest.fixture(scope="module")
 def step():
-    return loop.make_step(t5.T5(CONFIG), OPTIMIZATION, fresh_state())
+    return loop.make_step(loop.likelihood(t5.T5(CONFIG), 0.1), OPTIMIZATION, fresh_state())
 
 
 def test_the_loss_is_a_mean_over_valid_tokens_so_padding_changes_nothing():
@@ -55,7 +55,7 @@ def uneven_batch(width=8):
 
 def gradients(num_parts, batch, config=NO_DROPOUT):
     optimization = dataclasses.replace(OPTIMIZATION, num_accumulated=num_parts)
-    compute = jax.jit(loop.make_gradients(t5.T5(config), optimization))
+    compute = jax.jit(loop.make_gradients(loop.likelihood(t5.T5(config), 0.1), optimization))
     return compute(tiny.params(), batch, jax.random.key(0))
 
 
@@ -90,7 +90,7 @@ def test_bfloat16_computes_and_float32_remembers(optimizer):
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     optimization = dataclasses.replace(OPTIMIZATION, optimizer=optimizer)
     before = fresh_state(optimization, config)
-    step = loop.make_step(t5.T5(config), optimization, before)
+    step = loop.make_step(loop.likelihood(t5.T5(config), 0.1), optimization, before)
     batch = dataclasses.asdict(next(tiny.batches()))
     jaxpr = str(jax.make_jaxpr(lambda p: loop.teacher_forced_logits(t5.T5(config), p, batch))(before.params))
     assert "bf16" in jaxpr

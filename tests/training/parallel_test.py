@@ -19,7 +19,7 @@ EXACT = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
 
 def steps(mesh, num_steps=3, config=tiny.CONFIG, optimization=tiny.OPTIMIZATION):
     like = tiny.fresh_state(optimization, config, mesh)
-    step = loop.make_step(t5.T5(config), optimization, like)
+    step = loop.make_step(loop.likelihood(t5.T5(config), 0.1), optimization, like)
     return tiny.train(step, like, num_steps)
 
 
@@ -48,7 +48,7 @@ def test_the_loss_on_two_devices_counts_rows_of_padding_for_nothing():
 def test_a_batch_that_the_devices_do_not_divide_is_refused():
     optimization = dataclasses.replace(tiny.OPTIMIZATION, num_accumulated=8)
     like = tiny.fresh_state(optimization, mesh=sharding.make_mesh(2, 1))
-    step = loop.make_step(t5.T5(tiny.CONFIG), optimization, like)
+    step = loop.make_step(loop.likelihood(t5.T5(tiny.CONFIG), 0.1), optimization, like)
     with pytest.raises(ValueError, match="8 rows .*num_accumulated=8 parts on 2 .*a multiple of 16"):
         step(like, dataclasses.asdict(next(tiny.batches())))
 
@@ -77,7 +77,7 @@ task, directory, data_size, model_size = sys.argv[1], sys.argv[2], int(sys.argv[
 mesh = sharding.make_mesh(data_size, model_size)
 assert len(jax.devices()) == data_size * model_size
 like = state.abstract_state(tiny.params(), tiny.OPTIMIZATION, mesh)
-step = loop.make_step(t5.T5(tiny.CONFIG), tiny.OPTIMIZATION, like)
+step = loop.make_step(loop.likelihood(t5.T5(tiny.CONFIG), 0.1), tiny.OPTIMIZATION, like)
 saved = checkpoints.Checkpoints(directory)
 
 def dump(name, train_state):

@@ -54,7 +54,7 @@ def test_a_stopped_run_has_kept_the_best_params(tmp_path):
             saved.save(progress.step, state, dataclasses.asdict(best), keep=(best.step,))
             return not best.should_stop(3)
 
-        step = loop.make_step(t5.T5(tiny.CONFIG), tiny.OPTIMIZATION, tiny.fresh_state())
+        step = loop.make_step(loop.likelihood(t5.T5(tiny.CONFIG), 0.1), tiny.OPTIMIZATION, tiny.fresh_state())
         last = tiny.train(step, tiny.fresh_state(), 40, report, report_every=2)
         assert int(last.step) == 10 and best.step == 4
         kept = saved.restore(last, best.step).state

@@ -1,0 +1,215 @@
+"""Which draft pays for this target, before using it?
+
+  python -m experiments.choose_draft --flagfile=configs/choose_draft.flags --data_dir=DATA
+
+For each candidate: the chance of acceptance along the target's own outputs (one teacher-forced pass),
+the cost of its steps on this machine, and from both the speed-up at the best K, at temperature 0 and
+1. With --measure the best K is run as well, in turns with the target alone.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+
+import specjax
+from experiments import arms, measure, results
+from specjax import analysis, api, data, decode, drafters, sampling
+from specjax.drafters import BoundDrafter
+from specjax.sampling import Sampling
+from specjax.training import loop, losses
+
+_TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
+_DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
+_INPUT = flags.DEFINE_string("input", None, "File with one source a line (.gz too).")
+_PREFIX = flags.DEFINE_string("prefix", "", "Put before every source.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_NUM_DRAFT = flags.DEFINE_list("num_draft", ["1", "2", "3", "4", "5", "6", "8"], "Each K that is considered.")
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Each is a ranking of its own.")
+_MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns of every candidate at its best K; 0: none.")
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.")
+_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
+
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
+COST_K = 4  # at which a draft step and the rest of a round are timed
+
+
+def build(
+    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float,
+    batch_size: int = 1,
+) -> list[decode.Prepared]:  # fmt: skip
+    """The batches of one arm."""
+    return arms.requests(
+        target, drafter, sources, batch_size=batch_size, sampling=Sampling(temperature=temperature),
+        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value,
+    )  # fmt: skip
+
+
+def own_outputs(
+    console: Console, target: api.Model, sources: Sequence[str], temperature: float
+) -> list[data.Pair]:
+    """Source ids and what the target itself says."""
+    batches = build(target, None, sources, temperature, batch_size=25)
+    label = f"the target's outputs at temperature {temperature:g}"
+    said = arms.decode_all(batches, len(sources), label, console)
+    rows: list[list[int]] = []
+    for batch in batches:
+        source_ids, source_mask = (np.asarray(batch.inputs[name]) for name in ("source_ids", "source_mask"))
+        rows += [row[mask].tolist() for row, mask in zip(source_ids, source_mask, strict=True)]
+    ids = [said.tokens[i, : said.length[i]].tolist() for i in range(len(sources))]
+    return [data.Pair(row, tokens) for row, tokens in zip(rows, ids, strict=False)]
+
+
+def acceptance_chances(
+    target: api.Model, draft: api.Model, said: Sequence[data.Pair], greedy: bool
+) -> list[np.ndarray]:
+    """The chance that a draft is accepted at every token of the target's outputs, one array each."""
+    forward = jax.jit(loop.teacher_forced_logits, static_argnums=0)
+    chances = []
+    for pair in said:
+        width = data.bucket(pair.length, WIDTHS)
+        batch = dataclasses.asdict(data.make_batch([pair], width))
+        logits = [forward(model.module, model.params, batch) for model in (target, draft)]
+        found = losses.acceptance(*logits)[1 if greedy else 0]
+        chances.append(np.asarray(found)[0, : len(pair.target)])
+    return chances
+
+
+def candidate(
+    console: Console, target: api.Model, name: str, draft: api.Model, temperature: float,
+    sources: Sequence[str], said: Sequence[data.Pair], verify: dict[int, float],
+) -> dict[str, Any]:  # fmt: skip
+    """One row: what a draft would bring at its best K."""
+    greedy = temperature < sampling.GREEDY_BELOW
+    with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
+        chances = acceptance_chances(target, draft, said, greedy)
+        program, params, inputs = build(target, drafters.from_model(draft, COST_K), sources[:1], temperature)[
+            0
+        ]
+        costs = measure.round_costs(
+            program, params, decode.jitted_prefill(program, params, **inputs), not greedy
+        )
+    taus = {k: analysis.expected_tau(chances, k) for k in verify}
+    speedups = {
+        k: float(analysis.predicted_speedup(taus[k], k, costs.c, v, costs.o)) for k, v in verify.items()
+    }
+    best = max(speedups, key=lambda k: speedups[k])
+    pays = speedups[best] > 1
+    return {
+        "draft": name, "temperature": temperature, "million_params": num_params(draft) / 1e6,
+        "chance_along_outputs": float(np.concatenate(chances).mean()), "c": costs.c, "overhead": costs.o,
+        "best_num_draft": best if pays else 0, "verify_cost": verify[best], "tau": taus[best],
+        "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
+    }  # fmt: skip
+
+
+def num_params(model: api.Model) -> int:
+    return sum(x.size for x in jax.tree.leaves(model.params))
+
+
+def memory_row(target: api.Model, name: str, draft: api.Model, num_source: int) -> dict[str, Any]:
+    """What the pair takes at batch 1 in the target's dtype, and what sharing would save."""
+    size = jnp.dtype(target.config.dtype).itemsize
+    num_draft = max(int(k) for k in _NUM_DRAFT.value)
+    parts = {}
+    for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
+        parts[who] = analysis.memory(
+            model.config, num_params=num_params(model), batch_size=1, num_source=num_source,
+            num_slots=_MAX_NEW_TOKENS.value + num_draft + 2, num_new=num_new, bytes_per_number=size,
+        )  # fmt: skip
+    same_width = draft.config.d_model == target.config.d_model
+    encoder = sum(x.size for key, x in _flat(draft.params) if key.startswith("encoder"))
+    saving = size * encoder / 2**20 if same_width else "not possible: widths differ"
+    embedding = size * draft.params["embedding"].size / 2**20 if same_width else "not possible: widths differ"
+    return {
+        "draft": name, "target_mib": parts["target"].total / 2**20, "draft_mib": parts["draft"].total / 2**20,
+        "caches_mib": sum(p.cache + p.cross for p in parts.values()) / 2**20,
+        "logits_mib": sum(p.logits for p in parts.values()) / 2**20,
+        "shared_encoder_saves_mib": saving, "shared_embedding_saves_mib": embedding,
+    }  # fmt: skip
+
+
+def _flat(params: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(str(path[0].key), leaf) for path, leaf in leaves]
+
+
+def run_measured(
+    console: Console, target: api.Model, draft: api.Model, row: dict[str, Any], sources: Sequence[str]
+) -> dict[str, Any]:
+    """The speed-up of a row's K, run in turns with the target alone; K of 0 is taken as the smallest."""
+    temperature = row["temperature"]
+    num_draft = row["best_num_draft"] or min(int(k) for k in _NUM_DRAFT.value)
+    both = (
+        build(target, drafter, sources[: _NUM_TIMED.value], temperature)
+        for drafter in (None, drafters.from_model(draft, num_draft))
+    )
+    timing = arms.time_loops(*both, _MEASURE.value, console)
+    return {
+        "speedup": timing.median, "speedup_low": timing.low, "speedup_high": timing.high,
+        "measured_over_predicted": timing.median / row["predicted_speedup"],
+    }  # fmt: skip
+
+
+def rank(
+    console: Console, target: api.Model, candidates: dict[str, api.Model], sources: Sequence[str],
+    temperature: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of one temperature, the best candidate first."""
+    said = own_outputs(console, target, sources, temperature)
+    with console.status("timing target calls on K + 1 tokens"):
+        program, params, inputs = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
+        state = decode.jitted_prefill(program, params, **inputs)
+        ks = [int(k) for k in _NUM_DRAFT.value]
+        verify = measure.verify_costs(program, params, state, temperature >= sampling.GREEDY_BELOW, ks)
+    rows = [
+        candidate(console, target, name, draft, temperature, sources, said, verify)
+        for name, draft in candidates.items()
+    ]
+    rows.sort(key=lambda row: -row["predicted_speedup"])
+    if _MEASURE.value:
+        rows = [row | run_measured(console, target, candidates[row["draft"]], row, sources) for row in rows]
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    if not _DRAFTS.value:
+        raise ValueError("--draft is missing: name at least one candidate")
+    console = Console()
+    with console.status("loading"):
+        target = specjax.load(_TARGET.value, _DTYPE.value)
+        candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
+    for draft in candidates.values():
+        api.check_tokenizers(target.tokenizer, draft.tokenizer)
+    lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
+    sources = [_PREFIX.value + line for line in lines[: _NUM_EXAMPLES.value]]
+    num_source = max(len(target.tokenizer(source).input_ids) for source in sources)
+    results.show_lines(
+        console, "memory at batch 1",
+        [memory_row(target, name, draft, num_source) for name, draft in candidates.items()],
+    )  # fmt: skip
+    rows = []
+    for temperature in map(float, _TEMPERATURE.value):
+        ranked = rank(console, target, candidates, sources, temperature)
+        results.show_lines(console, f"temperature {temperature:g}, best first", ranked)
+        if ranked[0]["best_num_draft"] == 0:
+            console.print("none of them pays here: decode with the target alone")
+        rows += ranked
+    if _OUTPUT.value:
+        results.write(_OUTPUT.value, "choose_draft", rows)
+        console.print(f"wrote results.json and table.md into {_OUTPUT.value}")
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["target", "input"])
+    app.run(main)

@@ -1,0 +1,350 @@
+"""Distils drafts from a frozen target, several ways side by side, and says what each brings.
+
+  python -m experiments.distill --flagfile=configs/distill_captions.flags --data_dir=DATA
+
+Every arm is an objective and the sequences it is trained on; all take the same steps from the same
+draft. `likelihood:data` is the control: training that goes on as before. Every `--report_every`
+steps the expected alpha on validation sources is printed, checkpoints are written, and a run that
+was stopped goes on from the newest. At the end each arm's best step (by validation) is judged on
+the test split, and the best arm is exported.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from flax import struct
+from rich.console import Console
+
+import specjax
+from experiments import arms as arms_lib
+from experiments import progress, results
+from specjax import api, data
+from specjax.models import convert, t5
+from specjax.sampling import Sampling
+from specjax.training import checkpoints, distillation, loop, losses, stopping
+from specjax.training.optimization import Optimization
+from specjax.training.state import TrainState, abstract_state, init_state
+
+_TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
+_DRAFT = flags.DEFINE_string("draft", None, "The draft to start from, the same way.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of the task's data.")
+_TASK = flags.DEFINE_enum("task", "multi30k_en_de", sorted(data.TASKS), "Which sources and targets.")
+_PREFIX = flags.DEFINE_string("source_prefix", None, "Before every source, in place of the task's own.")
+_SPLITS = flags.DEFINE_list("splits", ["train", "validation", "test"], "For training, choice, result.")
+_ARMS = flags.DEFINE_list(
+    "arms",
+    ["likelihood:data", "forward_kl:data", "forward_kl:target", "reverse_kl:target",
+     "jensen_shannon:target", "total_variation:target", "forward_kl:draft"],
+    "OBJECTIVE:SEQUENCES each; sequences are data, target (sampled before) or draft (on policy).",
+)  # fmt: skip
+_NUM_SEQUENCES = flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
+_NUM_HELD_OUT = flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
+_NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Test sources.")
+_STEPS = flags.DEFINE_integer("num_steps", 1000, "Steps of each arm.")
+_RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak rate of Adafactor, relative to a parameter's size.")
+_WARMUP = flags.DEFINE_integer("warmup_steps", 50, "Steps of linear warm-up; then cosine to zero.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
+_BUCKETS = flags.DEFINE_list("buckets", ["16", "24", "32", "48"], "Padded lengths, tokens.")
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K of the measured alpha and tau.")
+_REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints, results.json, table.md, plot.")
+_EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory for the best draft (bfloat16).")
+
+
+class Arms(struct.PyTreeNode):
+    """One training state per arm, in step with each other."""
+
+    states: dict[str, TrainState]
+
+    @property
+    def step(self) -> jax.Array:
+        return next(iter(self.states.values())).step
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(data.Batch):
+    """A batch of the data, and what the target says to the same sources."""
+
+    generated_ids: np.ndarray
+    generated_mask: np.ndarray
+
+
+def buckets() -> list[int]:
+    return [int(size) for size in _BUCKETS.value]
+
+
+def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
+    """Endless batches of both, a function of the step."""
+    longest = [
+        p if len(p.target) > len(g.target) else g for p, g in zip(pairs, generated, strict=True)
+    ]  # decides the width
+    steps_per_epoch = len(data.epoch(longest, _BATCH_SIZE.value, buckets(), _SEED.value, 0))
+    number, skip = divmod(start_step, steps_per_epoch)
+    while True:
+        for rows, width in data.epoch(longest, _BATCH_SIZE.value, buckets(), _SEED.value, number)[skip:]:
+            own = data.make_batch([pairs[i] for i in rows], width)
+            other = data.make_batch([generated[i] for i in rows], width)
+            yield Batch(
+                **dataclasses.asdict(own), generated_ids=other.target_ids, generated_mask=other.target_mask
+            )
+        number, skip = number + 1, 0
+
+
+def read_texts(split: str, count: int) -> list[tuple[str, str]]:
+    """The first pairs of a split."""
+    task = data.TASKS[_TASK.value]
+    if _PREFIX.value is not None:
+        task = dataclasses.replace(task, prefix=_PREFIX.value)
+    pairs = data.load(task, split, _DATA_DIR.value).pairs
+    return [pairs[i] for i in range(min(count, len(pairs)))]
+
+
+def read_pairs(target: api.Model, split: str, count: int) -> list[data.Pair]:
+    """The same tokenised, those over the largest bucket dropped."""
+    texts = read_texts(split, count)
+    return data.tokenize(texts, lambda lines: target.tokenizer(list(lines)).input_ids, max(buckets()))
+
+
+def generated_pairs(
+    console: Console, target: api.Model, draft: api.Model, pairs: Sequence[data.Pair], name: str,
+    temperature: float,
+) -> list[data.Pair]:  # fmt: skip
+    """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
+    path = pathlib.Path(_OUTPUT.value) / f"{name}.json"
+    key = {"target": _TARGET.value, "temperature": temperature, "seed": _SEED.value, "num": len(pairs)}
+    if path.exists():
+        document = json.loads(path.read_text())
+        if document["key"] == key:
+            return [data.Pair(p.source, ids) for p, ids in zip(pairs, document["ids"], strict=True)]
+    label = f"the target's outputs, {name}"
+    made = distillation.generate_targets(
+        target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
+        max_new_tokens=max(buckets()), drafter=specjax.drafters.from_model(draft, 3),
+        track=lambda firsts: progress.track(firsts, len(firsts), label, console),
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(path, json.dumps({"key": key, "ids": [pair.target for pair in made]}))
+    return made
+
+
+def parse_arm(arm: str) -> tuple[str, str]:
+    """ "forward_kl:target" -> ("forward_kl", "target").
+
+    Raises:
+      ValueError: an unknown objective or kind of sequences.
+    """
+    objective, _, sequences = arm.partition(":")
+    objectives = ["likelihood", *losses.DIVERGENCES]
+    if objective not in objectives or sequences not in ("data", "target", "draft"):
+        raise ValueError(
+            f"--arms={arm}: give OBJECTIVE:SEQUENCES, from {', '.join(objectives)} and data, target, draft"
+        )
+    return objective, sequences
+
+
+def make_step(target: api.Model, draft: api.Model, optimization: Optimization, like: TrainState) -> Any:
+    """A step of all arms: `(Arms, batch) -> (Arms, mean loss)`."""
+    module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
+    teacher = distillation.make_teacher(target.module, target.params)
+    on_policy = distillation.make_on_policy(draft.network, max(buckets()))
+    parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
+    steps = {
+        objective: loop.make_step(
+            loop.likelihood(module) if objective == "likelihood"
+            else distillation.divergence_from_target(module, losses.DIVERGENCES[objective]),
+            optimization, like,
+        )
+        for objective, _ in parsed.values()
+    }  # fmt: skip
+    needs = {sequences for objective, sequences in parsed.values() if objective != "likelihood"}
+
+    def step(arms: Arms, batch: dict[str, Any]) -> tuple[Arms, jax.Array]:
+        sources = {name: batch[name] for name in ("source_ids", "source_mask")}
+        own = sources | {name: batch[name] for name in ("target_ids", "target_mask")}
+        other = sources | {"target_ids": batch["generated_ids"], "target_mask": batch["generated_mask"]}
+        taught = {"data": own, "target": other}
+        taught = {kind: teacher(values) if kind in needs else values for kind, values in taught.items()}
+        states, total = {}, 0.0
+        for arm, (objective, sequences) in parsed.items():
+            state = arms.states[arm]
+            if sequences == "draft":
+                values = teacher(on_policy(state.params, own, int(state.step)))
+            else:
+                values = dict(taught[sequences])
+            if objective == "likelihood":
+                values.pop("target_logits", None)
+            states[arm], loss = steps[objective](state, values)
+            total += loss / len(parsed)
+        return Arms(states), total
+
+    return step
+
+
+def evaluate(
+    target: api.Model, acceptance: Any, params: Any, sampled: list[data.Batch], greedy: list[data.Batch]
+) -> dict[str, float]:
+    """Chances of acceptance where the target goes: on its samples, and on its greedy outputs."""
+    return {
+        "expected_alpha": acceptance(target.params, params, sampled)[0],
+        "greedy_agreement": acceptance(target.params, params, greedy)[1],
+    }
+
+
+def evaluation_batches(pairs: Sequence[data.Pair]) -> list[data.Batch]:
+    ordered = sorted(pairs, key=lambda pair: pair.length)
+    chunks = [ordered[i : i + 64] for i in range(0, len(ordered), 64)]
+    return [data.make_batch(chunk, data.bucket(chunk[-1].length, buckets())) for chunk in chunks]
+
+
+def measured(console: Console, target: api.Model, draft: api.Model, texts: Sequence[str]) -> dict[str, float]:
+    """alpha and tau of real decoding at temperature 0 and 1."""
+    row = {}
+    for temperature in (0.0, 1.0):
+        requests = arms_lib.requests(
+            target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
+            sampling=Sampling(temperature=temperature), max_new_tokens=64, seed=_SEED.value,
+        )  # fmt: skip
+        label = f"decoding the test split at temperature {temperature:g}"
+        total = arms_lib.decode_all(requests, len(texts), label, console).stats.total()
+        row |= {
+            f"alpha_t{temperature:g}": float(total.alpha[0]),
+            f"tau_t{temperature:g}": float(total.tau[0]),
+        }
+    return row
+
+
+def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None:
+    """Expected alpha and greedy agreement on validation sources, over steps, a line an arm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharex=True)
+    names = {"expected_alpha": "expected alpha, temperature 1", "greedy_agreement": "greedy agreement"}
+    for axis, (name, title) in zip(axes, names.items(), strict=True):
+        for arm, reports in history.items():
+            style = "--" if arm.startswith("likelihood") else "-"
+            axis.plot([r["step"] for r in reports], [r[name] for r in reports], style, label=arm, marker=".")
+        axis.set_title(f"{title} (validation)")
+        axis.set_xlabel("steps")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def train(
+    console: Console, target: api.Model, draft: api.Model, saved: checkpoints.Checkpoints, acceptance: Any
+) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]]]:
+    """Runs all arms; returns each one's best params by validation, and its reports."""
+    train_split, validation_split, _ = _SPLITS.value
+    pairs = read_pairs(target, train_split, _NUM_SEQUENCES.value)
+    generated = generated_pairs(console, target, draft, pairs, "train_t1", 1.0)
+    held_out = read_pairs(target, validation_split, _NUM_HELD_OUT.value)
+    sampled, greedy = (
+        evaluation_batches(generated_pairs(console, target, draft, held_out, f"validation_t{t:g}", t))
+        for t in (1.0, 0.0)
+    )
+    optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
+    like = abstract_state(draft.params, optimization)
+    arms = Arms({arm: init_state(draft.params, optimization, seed=_SEED.value) for arm in _ARMS.value})
+    history: dict[str, list[dict[str, float]]] = {arm: [] for arm in _ARMS.value}
+    best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
+    kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
+    if saved.latest_step is not None:
+        shapes = {
+            "arms": Arms(dict.fromkeys(_ARMS.value, like)),
+            "kept": dict.fromkeys(_ARMS.value, like.params),
+        }
+        restored, note = saved.restore(shapes)
+        arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
+        console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)
+
+    def report(arms: Arms, now: loop.Progress) -> bool:
+        console.print(
+            f"step {now.step}/{_STEPS.value}  {now.tokens_per_s:.0f} tokens/s an arm", soft_wrap=True
+        )
+        for arm, state in arms.states.items():
+            found = evaluate(target, acceptance, state.params, sampled, greedy)
+            history[arm].append({"step": now.step, **found})
+            console.print(
+                f"  {arm:24s}" + "  ".join(f"{k} {v:.4f}" for k, v in found.items()), soft_wrap=True
+            )
+            updated = stopping.Best(**best[arm]).update(now.step, sum(found.values()))
+            if updated.step == now.step:
+                kept[arm] = jax.device_get(state.params)
+            best[arm] = dataclasses.asdict(updated)
+        saved.save(now.step, {"arms": arms, "kept": kept}, {"history": history, "best": best})
+        return True
+
+    if not history[_ARMS.value[0]]:
+        start = evaluate(target, acceptance, draft.params, sampled, greedy)
+        console.print("before: " + "  ".join(f"{k} {v:.4f}" for k, v in start.items()))
+        history.update({arm: [{"step": 0, **start}] for arm in _ARMS.value})
+    step = make_step(target, draft, optimization, like)
+    loop.run(arms, step, batches(pairs, generated, int(arms.step)), _STEPS.value, _REPORT.value, report)
+    saved.wait()
+    return kept, history
+
+
+def judge(
+    console: Console, target: api.Model, draft: api.Model, kept: dict[str, Any], acceptance: Any
+) -> list[dict[str, Any]]:
+    """Every arm's best step, and the draft it all began with, on the test split."""
+    pairs = read_pairs(target, _SPLITS.value[2], _NUM_TEST.value)
+    texts = [source for source, _ in read_texts(_SPLITS.value[2], _NUM_TEST.value)]
+    sampled, greedy = (
+        evaluation_batches(generated_pairs(console, target, draft, pairs, f"test_t{t:g}", t))
+        for t in (1.0, 0.0)
+    )
+    rows = []
+    for arm, params in {"before": draft.params, **kept}.items():
+        console.print(f"test: {arm}")
+        model = dataclasses.replace(draft, params=jax.tree.map(jnp.asarray, params))
+        found = evaluate(target, acceptance, model.params, sampled, greedy)
+        rows.append({"arm": arm, **found, **measured(console, target, model, texts)})
+    control = next((row for row in rows if row["arm"].startswith("likelihood")), rows[0])
+    for row in rows:
+        for name in ("expected_alpha", "alpha_t0"):
+            row[f"{name}_over_before"] = row[name] / rows[0][name]
+            row[f"{name}_over_control"] = row[name] / control[name]
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    for arm in _ARMS.value:
+        parse_arm(arm)
+    console = Console()
+    saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
+    with console.status("loading"):
+        target, draft = (specjax.load(name, "float32") for name in (_TARGET.value, _DRAFT.value))
+    api.check_tokenizers(target.tokenizer, draft.tokenizer)
+    acceptance = distillation.make_acceptance(target.module, draft.module)
+    kept, history = train(console, target, draft, saved, acceptance)
+    output = pathlib.Path(_OUTPUT.value)
+    plot(output / "distill.png", history)
+    rows = judge(console, target, draft, kept, acceptance)
+    results.show_lines(console, f"drafts on {_SPLITS.value[2]}", rows)
+    results.write(output, "distill", rows)
+    saved.close()
+    if _EXPORT.value:
+        score = {arm: max(r["expected_alpha"] + r["greedy_agreement"] for r in history[arm]) for arm in kept}
+        chosen = max(score, key=lambda arm: score[arm])
+        convert.save(_EXPORT.value, draft.config, kept[chosen], draft.tokenizer, dtype="bfloat16")
+        console.print(f"wrote {chosen}, the best on validation, to {_EXPORT.value}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["target", "draft", "data_dir", "output"])
+    app.run(main)
