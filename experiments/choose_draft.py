@@ -1,6 +1,6 @@
 """Which draft pays for this target, before using it?
 
-  python -m experiments.choose_draft --flagfile=configs/choose_draft.flags --data_dir=DATA
+  python -m experiments.choose_draft --flagfile=configs/choose_draft.flags
 
 For each candidate: the chance of acceptance along the target's own outputs (one teacher-forced pass),
 the cost of its steps on this machine, and from both the speed-up at the best K, at temperature 0 and
@@ -69,18 +69,30 @@ def own_outputs(
 
 
 def acceptance_chances(
-    target: api.Model, draft: api.Model, said: Sequence[data.Pair], greedy: bool
-) -> list[np.ndarray]:
-    """The chance that a draft is accepted at every token of the target's outputs, one array each."""
-    forward = jax.jit(loop.teacher_forced_logits, static_argnums=0)
-    chances = []
+    target: api.Model, draft: api.Model, said: Sequence[data.Pair], temperature: float
+) -> tuple[list[np.ndarray], float]:
+    """The chance that each token of the target's outputs was an accepted draft, one array an output.
+
+    Beside them their expected alpha, the mean over positions of the sum of min(p, q).
+    """
+    num_ids, greedy = api.num_ids(target), temperature < sampling.GREEDY_BELOW
+
+    @jax.jit
+    def chances_of(params: tuple[Any, Any], batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = [
+            loop.teacher_forced_logits(model.module, values, batch)[..., :num_ids]
+            / (1.0 if greedy else temperature)
+            for model, values in zip((target, draft), params, strict=True)
+        ]
+        mean = losses.acceptance_chances(*logits)[1 if greedy else 0]
+        return mean if greedy else losses.acceptance_of(*logits, batch["target_ids"]), mean
+
+    found = []
     for pair in said:
-        width = data.bucket(pair.length, WIDTHS)
-        batch = dataclasses.asdict(data.make_batch([pair], width))
-        logits = [forward(model.module, model.params, batch) for model in (target, draft)]
-        found = losses.acceptance(*logits)[1 if greedy else 0]
-        chances.append(np.asarray(found)[0, : len(pair.target)])
-    return chances
+        batch = dataclasses.asdict(data.make_batch([pair], data.bucket(pair.length, WIDTHS)))
+        both = chances_of((target.params, draft.params), batch)
+        found.append([np.asarray(x)[0, : len(pair.target)] for x in both])
+    return [chances for chances, _ in found], float(np.concatenate([mean for _, mean in found]).mean())
 
 
 def candidate(
@@ -90,7 +102,7 @@ def candidate(
     """One row: what a draft would bring at its best K."""
     greedy = temperature < sampling.GREEDY_BELOW
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
-        chances = acceptance_chances(target, draft, said, greedy)
+        chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
         program, params, inputs = build(target, drafters.from_model(draft, COST_K), sources[:1], temperature)[
             0
         ]
@@ -105,8 +117,8 @@ def candidate(
     pays = speedups[best] > 1
     return {
         "draft": name, "temperature": temperature, "million_params": num_params(draft) / 1e6,
-        "chance_along_outputs": float(np.concatenate(chances).mean()), "c": costs.c, "overhead": costs.o,
-        "best_num_draft": best if pays else 0, "verify_cost": verify[best], "tau": taus[best],
+        "expected_alpha": expected_alpha, "c": costs.c, "overhead": costs.o,
+        "num_draft": best, "verify_cost": verify[best], "tau": taus[best],
         "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
     }  # fmt: skip
 
@@ -145,9 +157,8 @@ def _flat(params: Any) -> list[tuple[str, Any]]:
 def run_measured(
     console: Console, target: api.Model, draft: api.Model, row: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """The speed-up of a row's K, run in turns with the target alone; K of 0 is taken as the smallest."""
-    temperature = row["temperature"]
-    num_draft = row["best_num_draft"] or min(int(k) for k in _NUM_DRAFT.value)
+    """The speed-up of a row's K, run in turns with the target alone."""
+    temperature, num_draft = row["temperature"], row["num_draft"]
     both = (
         build(target, drafter, sources[: _NUM_TIMED.value], temperature)
         for drafter in (None, drafters.from_model(draft, num_draft))
@@ -202,7 +213,7 @@ def main(argv: list[str]) -> None:
     for temperature in map(float, _TEMPERATURE.value):
         ranked = rank(console, target, candidates, sources, temperature)
         results.show_lines(console, f"temperature {temperature:g}, best first", ranked)
-        if ranked[0]["best_num_draft"] == 0:
+        if ranked[0]["predicted_speedup"] <= 1:
             console.print("none of them pays here: decode with the target alone")
         rows += ranked
     if _OUTPUT.value:

@@ -10,6 +10,7 @@ the test split, and the best arm is exported.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -82,20 +83,13 @@ def buckets() -> list[int]:
 
 
 def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
-    """Endless batches of both, a function of the step."""
-    longest = [
-        p if len(p.target) > len(g.target) else g for p, g in zip(pairs, generated, strict=True)
-    ]  # decides the width
-    steps_per_epoch = len(data.epoch(longest, _BATCH_SIZE.value, buckets(), _SEED.value, 0))
-    number, skip = divmod(start_step, steps_per_epoch)
-    while True:
-        for rows, width in data.epoch(longest, _BATCH_SIZE.value, buckets(), _SEED.value, number)[skip:]:
-            own = data.make_batch([pairs[i] for i in rows], width)
-            other = data.make_batch([generated[i] for i in rows], width)
-            yield Batch(
-                **dataclasses.asdict(own), generated_ids=other.target_ids, generated_mask=other.target_mask
-            )
-        number, skip = number + 1, 0
+    """Endless batches of both, a function of the step; the longer target decides the width."""
+    longer = [max(both, key=lambda pair: pair.length) for both in zip(pairs, generated, strict=True)]
+    for rows, width in data.training_rows(longer, _BATCH_SIZE.value, buckets(), _SEED.value, start_step):
+        own, other = (data.make_batch([kind[i] for i in rows], width) for kind in (pairs, generated))
+        yield Batch(
+            **dataclasses.asdict(own), generated_ids=other.target_ids, generated_mask=other.target_mask
+        )
 
 
 def read_texts(split: str, count: int) -> list[tuple[str, str]]:
@@ -119,7 +113,9 @@ def generated_pairs(
 ) -> list[data.Pair]:  # fmt: skip
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
     path = pathlib.Path(_OUTPUT.value) / f"{name}.json"
-    key = {"target": _TARGET.value, "temperature": temperature, "seed": _SEED.value, "num": len(pairs)}
+    sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
+    key = {"target": _TARGET.value, "temperature": temperature, "seed": _SEED.value, "sources": sources}
+    key["max_new_tokens"] = max(buckets())
     if path.exists():
         document = json.loads(path.read_text())
         if document["key"] == key:
@@ -127,12 +123,21 @@ def generated_pairs(
     label = f"the target's outputs, {name}"
     made = distillation.generate_targets(
         target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-        max_new_tokens=max(buckets()), drafter=specjax.drafters.from_model(draft, 3),
+        max_new_tokens=max(buckets()), num_ids=api.num_ids(target),
+        drafter=specjax.drafters.from_model(draft, 3),
         track=lambda firsts: progress.track(firsts, len(firsts), label, console),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(path, json.dumps({"key": key, "ids": [pair.target for pair in made]}))
     return made
+
+
+def evaluation_batches(
+    console: Console, target: api.Model, draft: api.Model, pairs: Sequence[data.Pair], name: str,
+    temperature: float,
+) -> list[data.Batch]:  # fmt: skip
+    said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
+    return data.evaluation_batches(said, 64, buckets())
 
 
 def parse_arm(arm: str) -> tuple[str, str]:
@@ -153,8 +158,9 @@ def parse_arm(arm: str) -> tuple[str, str]:
 def make_step(target: api.Model, draft: api.Model, optimization: Optimization, like: TrainState) -> Any:
     """A step of all arms: `(Arms, batch) -> (Arms, mean loss)`."""
     module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
-    teacher = distillation.make_teacher(target.module, target.params)
-    on_policy = distillation.make_on_policy(draft.network, max(buckets()))
+    num_ids = api.num_ids(target)
+    teacher = distillation.make_teacher(target.module, target.params, num_ids)
+    on_policy = distillation.make_on_policy(draft.network, max(buckets()), num_ids)
     parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
     steps = {
         objective: loop.make_step(
@@ -176,7 +182,8 @@ def make_step(target: api.Model, draft: api.Model, optimization: Optimization, l
         for arm, (objective, sequences) in parsed.items():
             state = arms.states[arm]
             if sequences == "draft":
-                values = teacher(on_policy(state.params, own, int(state.step)))
+                values = on_policy(state.params, own, int(state.step))
+                values = values if objective == "likelihood" else teacher(values)
             else:
                 values = dict(taught[sequences])
             if objective == "likelihood":
@@ -198,19 +205,14 @@ def evaluate(
     }
 
 
-def evaluation_batches(pairs: Sequence[data.Pair]) -> list[data.Batch]:
-    ordered = sorted(pairs, key=lambda pair: pair.length)
-    chunks = [ordered[i : i + 64] for i in range(0, len(ordered), 64)]
-    return [data.make_batch(chunk, data.bucket(chunk[-1].length, buckets())) for chunk in chunks]
-
-
 def measured(console: Console, target: api.Model, draft: api.Model, texts: Sequence[str]) -> dict[str, float]:
     """alpha and tau of real decoding at temperature 0 and 1."""
     row = {}
     for temperature in (0.0, 1.0):
         requests = arms_lib.requests(
             target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
-            sampling=Sampling(temperature=temperature), max_new_tokens=64, seed=_SEED.value,
+            sampling=Sampling(temperature=temperature), max_new_tokens=max(buckets()), seed=_SEED.value,
+            truncate=True,
         )  # fmt: skip
         label = f"decoding the test split at temperature {temperature:g}"
         total = arms_lib.decode_all(requests, len(texts), label, console).stats.total()
@@ -244,15 +246,15 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
 
 def train(
     console: Console, target: api.Model, draft: api.Model, saved: checkpoints.Checkpoints, acceptance: Any
-) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]]]:
-    """Runs all arms; returns each one's best params by validation, and its reports."""
+) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
+    """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
     train_split, validation_split, _ = _SPLITS.value
     pairs = read_pairs(target, train_split, _NUM_SEQUENCES.value)
     generated = generated_pairs(console, target, draft, pairs, "train_t1", 1.0)
     held_out = read_pairs(target, validation_split, _NUM_HELD_OUT.value)
     sampled, greedy = (
-        evaluation_batches(generated_pairs(console, target, draft, held_out, f"validation_t{t:g}", t))
-        for t in (1.0, 0.0)
+        evaluation_batches(console, target, draft, held_out, "validation", temperature)
+        for temperature in (1.0, 0.0)
     )
     optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
     like = abstract_state(draft.params, optimization)
@@ -260,12 +262,24 @@ def train(
     history: dict[str, list[dict[str, float]]] = {arm: [] for arm in _ARMS.value}
     best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
     kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
+    run = {
+        "target": _TARGET.value, "draft": _DRAFT.value, "task": _TASK.value, "splits": _SPLITS.value,
+        "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
+        "buckets": buckets(), "learning_rate": _RATE.value, "warmup_steps": _WARMUP.value,
+        "num_steps": _STEPS.value, "seed": _SEED.value,
+    }  # fmt: skip
     if saved.latest_step is not None:
         shapes = {
             "arms": Arms(dict.fromkeys(_ARMS.value, like)),
             "kept": dict.fromkeys(_ARMS.value, like.params),
         }
         restored, note = saved.restore(shapes)
+        for name, value in run.items():
+            if note["run"][name] != value:
+                raise ValueError(
+                    f"{name}={value}, but {saved.directory} was made with {note['run'][name]}: resume with "
+                    "that, or give another --output"
+                )
         arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
         console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)
 
@@ -283,17 +297,19 @@ def train(
             if updated.step == now.step:
                 kept[arm] = jax.device_get(state.params)
             best[arm] = dataclasses.asdict(updated)
-        saved.save(now.step, {"arms": arms, "kept": kept}, {"history": history, "best": best})
+        saved.save(now.step, {"arms": arms, "kept": kept}, {"history": history, "best": best, "run": run})
         return True
 
     if not history[_ARMS.value[0]]:
         start = evaluate(target, acceptance, draft.params, sampled, greedy)
         console.print("before: " + "  ".join(f"{k} {v:.4f}" for k, v in start.items()))
         history.update({arm: [{"step": 0, **start}] for arm in _ARMS.value})
+        first = dataclasses.asdict(stopping.Best(True, 0, sum(start.values())))
+        best.update(dict.fromkeys(_ARMS.value, first))
     step = make_step(target, draft, optimization, like)
     loop.run(arms, step, batches(pairs, generated, int(arms.step)), _STEPS.value, _REPORT.value, report)
     saved.wait()
-    return kept, history
+    return kept, history, best
 
 
 def judge(
@@ -303,8 +319,7 @@ def judge(
     pairs = read_pairs(target, _SPLITS.value[2], _NUM_TEST.value)
     texts = [source for source, _ in read_texts(_SPLITS.value[2], _NUM_TEST.value)]
     sampled, greedy = (
-        evaluation_batches(generated_pairs(console, target, draft, pairs, f"test_t{t:g}", t))
-        for t in (1.0, 0.0)
+        evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )
     rows = []
     for arm, params in {"before": draft.params, **kept}.items():
@@ -330,8 +345,8 @@ def main(argv: list[str]) -> None:
     with console.status("loading"):
         target, draft = (specjax.load(name, "float32") for name in (_TARGET.value, _DRAFT.value))
     api.check_tokenizers(target.tokenizer, draft.tokenizer)
-    acceptance = distillation.make_acceptance(target.module, draft.module)
-    kept, history = train(console, target, draft, saved, acceptance)
+    acceptance = distillation.make_acceptance(target.module, draft.module, api.num_ids(target))
+    kept, history, best = train(console, target, draft, saved, acceptance)
     output = pathlib.Path(_OUTPUT.value)
     plot(output / "distill.png", history)
     rows = judge(console, target, draft, kept, acceptance)
@@ -339,8 +354,7 @@ def main(argv: list[str]) -> None:
     results.write(output, "distill", rows)
     saved.close()
     if _EXPORT.value:
-        score = {arm: max(r["expected_alpha"] + r["greedy_agreement"] for r in history[arm]) for arm in kept}
-        chosen = max(score, key=lambda arm: score[arm])
+        chosen = max(kept, key=lambda arm: best[arm]["value"])
         convert.save(_EXPORT.value, draft.config, kept[chosen], draft.tokenizer, dtype="bfloat16")
         console.print(f"wrote {chosen}, the best on validation, to {_EXPORT.value}", soft_wrap=True)
 

@@ -23,7 +23,7 @@ from rich.markup import escape
 
 import specjax
 from experiments import arms, identity, measure, options, results
-from specjax import api, data, decode, metrics, sampling
+from specjax import acceptance, api, data, decode, metrics, sampling
 from specjax.drafters import BoundDrafter
 from specjax.types import Generation
 
@@ -107,13 +107,14 @@ def quality(texts: Sequence[str]) -> dict[str, object]:
     return {"quality": score, "metric": f"BLEU {signature}"}
 
 
-def counts(generation: Generation) -> dict[str, object]:
-    """What the rounds did."""
+def counts(generation: Generation, has_alpha: bool = True) -> dict[str, object]:
+    """What the rounds did; alpha is a notion of chains under the token-wise rule."""
     total = generation.stats.total()
     return {
         "num_examples": len(generation.length),
         "num_tokens": int(total.num_emitted[0]),
-        "alpha": float(total.alpha[0]),
+        "alpha": float(total.alpha[0]) if has_alpha else "not applicable",
+        "accepted_per_round": float(total.accepted_per_round[0]),
         "tokens_per_target_call": float(total.tau[0]),
     }
 
@@ -147,10 +148,11 @@ def compare(
     for column in options.columns():
         batches = build(target, options.drafter(draft, column), sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
+        has_alpha = "x" not in column and (not sampled or options.rule() is acceptance.speculative)
         row: dict[str, object] = {
             "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
             "batch_size": _BATCH_SIZE.value,
-            "dtype": target.config.dtype, "seed": _SEED.value, **counts(spec),
+            "dtype": target.config.dtype, "seed": _SEED.value, **counts(spec, has_alpha),
         }  # fmt: skip
         if not sampled:
             found = identity.differences(plain, spec, plain_batches)

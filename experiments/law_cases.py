@@ -94,19 +94,28 @@ class Case:
 
     def greedy_paths(self) -> list[tuple[list[int], list[int]]]:
         """What the greedy program emits for four sources, beside the target's argmax path."""
-        program, tables, options = self.program(), self.params(), Sampling(temperature=0.0)
+        program, tables, prefix = self.program(), self.params(), np.array(self.prefix)
+        options = dataclasses.replace(self.options, temperature=0.0)
         params = jax.tree.map(jnp.asarray, tables)
+        limit = min(self.num_tokens, self.limit or self.num_tokens)
         pairs = []
         for source in np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]]):
             with jax.disable_jit():
-                state = exact_law.first_state(program, params, source, options, None, self.num_tokens)
+                state = exact_law.first_state(program, params, source, options, prefix, limit, self.num_ids)
                 state = jax.tree.map(jnp.asarray, state)
                 while bool(state.running.any()):
                     state = rounds.one_round(program, params, state, None)
-            (path,) = exact_law.target_law(tables.target, source, self.num_tokens, options)
-            tokens = decode.finish(program, state).tokens[0, : self.num_tokens]
-            pairs.append((tokens.tolist(), list(path)))
+            (path,) = exact_law.target_law(
+                tables.target, source, limit, options, prefix, self.eos_ids, self.num_ids
+            )
+            done = decode.finish(program, state)
+            pairs.append((done.tokens[0, : done.length[0]].tolist(), list(path)))
         return pairs
+
+    @property
+    def bar(self) -> float:
+        """The largest error of a probability that passes, in the precision of the case."""
+        return 1e-12 if self.dtype is np.float64 else 1e-6
 
 
 RULES: dict[str, Callable[[], AcceptanceRule]] = {
@@ -150,6 +159,15 @@ TREES: dict[str, Case] = {
     "2": Case(branching=(2,)),
     "3 of 4": Case(branching=(3,), vocab_size=4, num_tokens=3),
     "2x1": Case(branching=(2, 1), num_tokens=3, eos_ids=(2,)),
+    "2x1, all options": Case(
+        branching=(2, 1),
+        num_tokens=3,
+        eos_ids=(2,),
+        prefix=(0, 2),
+        options=Sampling(
+            temperature=0.7, top_k=2, top_p=0.95, min_p=0.1, repetition_penalty=1.5, min_new_tokens=2
+        ),
+    ),
     "1x2": Case(branching=(1, 2), num_tokens=4),
 }
 
@@ -176,7 +194,7 @@ def all_cases() -> dict[tuple[str, str, str], Case]:
         }
     for kind, change in (how | {"top-k children": dict(deterministic=True)}).items():
         cases |= {
-            ("multi_round", f"tree {name}, {kind}", "temperature 0.6"): dataclasses.replace(
+            ("multi_round", f"tree {name}, {kind}", "its own"): dataclasses.replace(
                 case, rule=RULES["multi_round"], **change
             )
             for name, case in TREES.items()

@@ -1,5 +1,6 @@
 """Flags for how rows choose and drafts are judged, shared by the experiments that decode."""
 
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -53,16 +54,19 @@ def parse_rule(text: str) -> AcceptanceRule:
       ValueError: there is no such rule, or a number that is none.
     """
     name, *numbers = text.split(":")
-    known: dict[str, Any] = {
-        "speculative": acceptance.speculative, "block": acceptance.block,
-        "multi_round": acceptance.multi_round, "lenient": acceptance.Lenient, "typical": acceptance.Typical,
-    }  # fmt: skip
+    make: dict[str, Callable[..., AcceptanceRule]] = {
+        "speculative": lambda: acceptance.speculative,
+        "block": lambda: acceptance.block,
+        "multi_round": lambda: acceptance.multi_round,
+        "lenient": acceptance.Lenient,
+        "typical": acceptance.Typical,
+    }
     try:
-        chosen = known[name]
-        return chosen(*map(float, numbers)) if isinstance(chosen, type) else chosen
-    except (KeyError, TypeError) as error:
+        return make[name](*map(float, numbers))
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"--rule={text}: give one of {', '.join(known)}; lenient needs its number, as in lenient:0.5"
+            f"--rule={text}: give one of {', '.join(make)}; lenient needs its number, as in lenient:0.5 "
+            f"({error})"
         ) from error
 
 

@@ -112,6 +112,7 @@ def target_law(request: decode.Prepared, sampling: Sampling, chunk: int = 256) -
     of = functools.partial(exact_law.distribution, options=sampling, eos_ids=program.eos_ids)
     first = of(np.asarray(logits_after(jnp.asarray([[start]])))[0], [start], num_new=0)
     law = np.zeros((num_ids, num_ids))
+    law[:, program.pad_id] = first  # of those that are not followed
     followed = np.flatnonzero(first > MIN_PROBABILITY)
     for begin in range(0, len(followed), chunk):
         ids = np.resize(followed[begin : begin + chunk], chunk)  # one shape: the last chunk wraps around
@@ -125,12 +126,12 @@ def target_law(request: decode.Prepared, sampling: Sampling, chunk: int = 256) -
 
 
 def g_test(drawn: Drawn, num_tokens: int, num: int | None = None) -> sampled_law.GTest:
-    """The G-test over all sources, each with cells of its own, of the first `num` draws (None: all)."""
-    observed, laws = [], []
+    """The G-test of every source, added up, of the first `num` draws (None: all)."""
+    tests = []
     for tokens, law in zip(drawn.tokens, drawn.laws, strict=True):
         tokens = tokens if num is None else tokens[: num // len(drawn.laws)]
         counts = np.zeros(law.shape)
         np.add.at(counts, tuple(tokens.T), 1)
-        observed.append(counts.sum(1) if num_tokens == 1 else counts.reshape(-1))
-        laws.append(law.sum(1) if num_tokens == 1 else law.reshape(-1))
-    return sampled_law.g_test(np.concatenate(observed), np.concatenate(laws) / len(laws))
+        axis = 1 if num_tokens == 1 else ()
+        tests.append(sampled_law.g_test(*(x.sum(axis).reshape(-1) for x in (counts, law))))
+    return sampled_law.combined(tests)

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -50,9 +51,9 @@ def write(output: str | pathlib.Path, experiment: str, rows: Sequence[Mapping[st
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "rows": list(rows),
+        "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
-    write_text(folder / "results.json", json.dumps(document, indent=2) + "\n")
+    write_text(folder / "results.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     write_text(folder / "table.md", markdown(rows))
 
 
@@ -79,11 +80,17 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> Non
 def show_lines(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints the rows below each other, one line a row, as a person compares them."""
     table = Table(title=title)
-    for name in dict.fromkeys(name for row in rows for name in row):
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
         table.add_column(name.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(row.get(name, "not run")) for name in names))
     console.print(table)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: "inf", "-inf", "nan" are written as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:

@@ -6,6 +6,7 @@ in a hundred. So a test rejects small p only, and says nothing by a large one.
 
 import collections
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,27 +25,37 @@ class GTest(NamedTuple):
 
     Attributes:
       statistic: G = 2 sum observed ln(observed / expected).
-      num_cells: after pooling; one more than the degrees of freedom.
+      num_cells: after pooling.
+      num_free: degrees of freedom: one less than the cells, for each law that was tested.
       p_value: of a chi-square with that many degrees; 0 where something impossible was drawn.
     """
 
     statistic: float
     num_cells: int
+    num_free: int
     p_value: float
+
+
+def combined(tests: Sequence[GTest]) -> GTest:
+    """Independent tests as one: statistics and degrees of freedom add up."""
+    statistic, num_cells, num_free, _ = (sum(values) for values in zip(*tests, strict=True))
+    return GTest(statistic, num_cells, num_free, float(scipy.stats.chi2.sf(statistic, num_free)))
 
 
 def g_test(observed: np.ndarray, law: np.ndarray) -> GTest:
     """Tests counts `[C]` against probabilities `[C]`; cells too rare for the test are pooled."""
     expected = law / law.sum() * observed.sum()
     if observed[law == 0].any():
-        return GTest(float("inf"), len(law), 0.0)
+        return GTest(float("inf"), len(law), len(law) - 1, 0.0)
     rare = expected < MIN_EXPECTED
     if 0 < expected[rare].sum() < MIN_EXPECTED:  # too little even together: the rarest of the others joins
         rare |= expected == expected[~rare].min()
     observed, expected = (np.append(x[~rare], x[rare].sum()) for x in (observed, expected))
     observed, expected = observed[expected > 0], expected[expected > 0]
+    if len(observed) == 1:
+        return GTest(0.0, 1, 0, 1.0)  # one outcome: nothing to test
     statistic, p_value = scipy.stats.power_divergence(observed, expected, lambda_="log-likelihood")
-    return GTest(float(statistic), len(observed), float(p_value))
+    return GTest(float(statistic), len(observed), len(observed) - 1, float(p_value))
 
 
 def g_test_of_laws(
@@ -79,7 +90,8 @@ def sampled_test(case: Case, num: int = 2**17, seed: int = 0) -> GTest:
         prefix=jnp.asarray([case.prefix], jnp.int32),
         prefix_length=jnp.asarray([len(case.prefix)], jnp.int32),
         options=case.options.lay_out(1, case.eos_ids, case.num_ids),
-        limit=jnp.asarray([case.num_tokens], jnp.int32), seeds=jnp.zeros(1, jnp.uint32),
+        limit=jnp.asarray([min(case.num_tokens, case.limit or case.num_tokens)], jnp.int32),
+        seeds=jnp.zeros(1, jnp.uint32),
     )  # fmt: skip
     tokens = draw(program, params, state, np.arange(num) + seed * num)[:, : case.num_tokens]
     law = case.target_law()

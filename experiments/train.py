@@ -127,17 +127,10 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
     return config, params
 
 
-def validation_batches(pairs: Sequence[data.Pair]) -> list[data.Batch]:
-    """All pairs, the short ones first, so that little is padded."""
-    ordered = sorted(pairs, key=lambda pair: pair.length)
-    chunks = [ordered[i : i + 64] for i in range(0, len(ordered), 64)]
-    return [data.make_batch(chunk, data.bucket(chunk[-1].length, buckets())) for chunk in chunks]
-
-
 def make_validate(module: t5.T5, mesh: Any, tokenizer: Any, encode: data.Encode) -> Validate:
     """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
     texts = read_text("val")
-    batches = validation_batches(data.tokenize(texts, encode, max(buckets())))
+    batches = data.evaluation_batches(data.tokenize(texts, encode, max(buckets())), 64, buckets())
     evaluate = loop.make_evaluate(module, mesh)
     decoded = texts[: _BLEU.value]
 

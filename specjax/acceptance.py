@@ -30,8 +30,16 @@ from specjax.types import AcceptanceRule, Draft, Draws, Verdict
 
 
 def is_lossless(rule: AcceptanceRule) -> bool:
-    """Whether the output keeps the target's law under `rule`."""
-    return not isinstance(rule, Lenient | Typical)
+    """Whether the output is known to keep the target's law under `rule`.
+
+    One's own rule says so by an attribute `is_lossless`.
+    """
+    return rule in (speculative, block, multi_round, greedy) or getattr(rule, "is_lossless", False)
+
+
+def judges_trees(rule: AcceptanceRule) -> bool:
+    """Whether `rule` takes trees; one's own is taken at its word, and may refuse."""
+    return rule is not block and not isinstance(rule, Lenient)
 
 
 # ---- chains
@@ -65,6 +73,11 @@ class Lenient:
     """
 
     lenience: float
+
+    @property
+    def is_lossless(self) -> bool:
+        """At 1 it is the token-wise rule."""
+        return self.lenience == 1
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
@@ -135,11 +148,11 @@ class _Walk(NamedTuple):
     p: jax.Array
     q: jax.Array | None
 
-    def step(self, accepted: jax.Array, node: jax.typing.ArrayLike) -> dict[str, jax.Array]:
-        """Position, count and path after `node` was `accepted` `[B] bool`."""
+    def step(self, accepted: jax.Array, node: jax.typing.ArrayLike) -> "_Walk":
+        """The walk after `node` was `accepted` `[B] bool`; p and q are left to the caller."""
         position = jnp.asarray(node, jnp.int32) + 1
         here = accepted[:, None] & (jnp.arange(self.path.shape[1])[None, :] == self.num_accepted[:, None])
-        return dict(
+        return self._replace(
             position=jnp.where(accepted, position, self.position),
             num_accepted=self.num_accepted + accepted,
             path=jnp.where(here, position, self.path),
@@ -172,11 +185,11 @@ def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
         left = jnp.where(rejected, _normalised(sampling.residual(walk.p, q)), walk.p)
         p = jnp.where(accepted, target_probs[:, node + 1], left)
         if draft.probs is None:
-            return _Walk(**walk.step(accepted[:, 0], node), p=p, q=None)
+            return walk.step(accepted[:, 0], node)._replace(p=p)
         if not draft.with_replacement:
-            q = jnp.where(rejected, _normalised(jnp.where(hot > 0, 0.0, q)), q)
+            q = jnp.where(rejected, _normalised(q.at[rows, token].set(0.0)), q)
         q = jnp.where(accepted, draft.probs[:, jnp.minimum(node + 1, draft.probs.shape[1] - 1)], q)
-        return _Walk(**walk.step(accepted[:, 0], node), p=p, q=q)
+        return walk.step(accepted[:, 0], node)._replace(p=p, q=q)
 
     walk = _start(draft, target_probs)
     if num_nodes:  # a loop of no steps does not run under `jax.disable_jit`
@@ -251,7 +264,7 @@ def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Verdict:
     """Keeps the longest path on which all `passed` `[B, N]`, the first of several, then the id there."""
     above = tree_lib.ancestors(tree_lib.of(draft))
     whole = (above <= jnp.pad(passed, ((0, 0), (1, 0)), constant_values=True)[:, None]).all(-1)
-    depth = above.sum(-1, dtype=jnp.int32) - 1
+    depth = tree_lib.depths_of(above)
     num_accepted = jnp.where(whole, depth, -1).max(1)
     last = jnp.argmax(whole & (depth == num_accepted[:, None]), axis=1)
     on_path = _at_position(above, last)  # [B, N + 1]

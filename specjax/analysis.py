@@ -37,8 +37,8 @@ def predicted_speedup(
 def expected_calls(chances: np.ndarray, num_draft: int) -> float:
     """Target calls that emit a given output, if its tokens are accepted with given chances.
 
-    Unlike equation 1 it knows where in an output drafts fail and where the output ends. Acceptances are
-    taken to be independent given their chances, which are those of the token-wise rule along the output.
+    Unlike equation 1 it knows where in an output drafts fail and where the output ends. Given the
+    output, acceptances are independent: `training.losses.acceptance_of` gives their chances.
 
     Args:
       chances: `[N]`, of accepting a draft at each token of one output, the last of which ends it.

@@ -82,7 +82,7 @@ def keep_path(cache: Cache, root: jax.Array, path: jax.Array) -> Cache:
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
 
     def move(buffer: jax.Array, slots_last: bool) -> jax.Array:
-        kept = buffer[rows, :, :, source] if slots_last else buffer[rows, :, source]  # [B, D, H, D]
+        kept = buffer[rows, :, :, source] if slots_last else buffer[rows, :, source]  # [B, path, H, D]
         return write_at(buffer, kept, slots, slots_last)
 
     return cache.replace(

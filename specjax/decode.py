@@ -16,7 +16,7 @@ import numpy as np
 from specjax import acceptance, draws, rounds
 from specjax import sampling as sampling_lib
 from specjax.rounds import AllParams, LoopState, Program, one_round, prefill
-from specjax.sampling import Sampling, per_row
+from specjax.sampling import GREEDY_BELOW, Sampling, per_row
 from specjax.types import AcceptanceRule, Drafter, Generation, Network, Params
 
 OnRound = Callable[[list[list[int]]], None]
@@ -98,8 +98,13 @@ def _apply_stop(program: Program, before: LoopState, after: LoopState, stop: Sto
     for row in np.flatnonzero(num_after > num_before):
         emitted = tokens[row, length[row] - num_after[row] : length[row]].tolist()
         end = stop(emitted, int(num_before[row]))
-        if end is not None:
-            kept[row], ended[row] = end, True
+        if end is None:
+            continue
+        if not num_before[row] < end <= num_after[row]:
+            raise ValueError(f"stop returned {end}: give a count in {num_before[row] + 1}..{num_after[row]}")
+        kept[row], ended[row] = end, True
+    if not ended.any():
+        return after
     return jitted_end_rows(program, before, after, kept, ended)
 
 
@@ -139,15 +144,19 @@ def prepare(
 ) -> Prepared:
     """Checks the arguments of `generate` (described there) and lays them out."""
     num_rows = _check_sources(source_ids, source_mask)
+    length_bucket = _length_bucket(max_new_tokens, length_bucket)
     limit = per_row("max_new_tokens", max_new_tokens, num_rows, jnp.int32)
-    _check_ids("eos_ids", eos_ids, target.vocab_size)
-    if num_ids is not None:
-        _check_ids("num_ids - 1", [num_ids - 1], target.vocab_size)
+    limit = jnp.minimum(limit, length_bucket)  # a traced one may be over it
+    eos_ids = _check_ids(eos_ids, target.vocab_size)
+    if num_ids is not None and not 1 <= num_ids <= target.vocab_size:
+        raise ValueError(f"num_ids={num_ids}: must be in 1..{target.vocab_size}, the vocabulary's rows")
     sampling = Sampling(temperature=0.0) if sampling is None else sampling
-    options = sampling.lay_out(num_rows, tuple(eos_ids), num_ids)
-    rule = _check_rule(rule, options.temperature)
-    if drafter is not None:
+    options = sampling.lay_out(num_rows, eos_ids, num_ids)
+    if drafter is None:
+        rule = acceptance.speculative  # nothing to judge: tokens are drawn from p
+    else:
         _check_drafter(target, drafter, num_ids)
+        rule = _check_rule(rule, drafter, sampling.temperature)
     if prefix is None:
         prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
     if prefix_length is None:
@@ -157,9 +166,9 @@ def prepare(
         target=target,
         drafter=drafter,
         rule=rule,
-        length_bucket=_length_bucket(limit, length_bucket),
+        length_bucket=length_bucket,
         prefix_width=prefix.shape[1],
-        eos_ids=tuple(eos_ids),
+        eos_ids=eos_ids,
         pad_id=pad_id,
     )
     inputs = dict(
@@ -215,8 +224,8 @@ def generate(
       seed: one integer, from which each row's is made, or `[B]`, one per row.
       prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
       prefix_length: `[B]` in 1..P; None: all of it.
-      length_bucket: slots for output, at least `max_new_tokens`. Static; None: the smallest
-        bucket that holds it.
+      length_bucket: slots for output, at least `max_new_tokens` (a traced one is cut to it). Static;
+        None: the smallest bucket that holds it.
       eos_ids: tokens that end a row. Static.
       pad_id, start_id: as the target was trained with.
       num_ids: ids that exist, where the vocabulary is padded to more rows: the others are never
@@ -240,6 +249,8 @@ def generate(
         length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id, num_ids=num_ids,
     )  # fmt: skip
     if on_round is not None or stop is not None:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(prepared[1:])):
+            raise ValueError("on_round and stop run on the host: leave them out under jit")
         return _generate_by_rounds(*prepared, on_round, stop)
     return jitted_generate(*prepared)
 
@@ -267,19 +278,23 @@ def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) ->
             raise ValueError(f"prefix_length={prefix_length}: give one per row, each in 1..{shape[1]}")
 
 
-def _check_rule(rule: AcceptanceRule, temperature: jax.Array) -> AcceptanceRule:
+def _check_rule(rule: AcceptanceRule, drafter: Drafter, temperature: Any) -> AcceptanceRule:
+    if drafter.max_depth < drafter.num_draft and not acceptance.judges_trees(rule):
+        raise ValueError(f"rule={rule} judges chains, and the drafter drafts trees: use rule=multi_round")
     if rule is not acceptance.greedy:
         return rule
-    if isinstance(temperature, jax.core.Tracer) or not bool(sampling_lib.is_greedy(temperature).all()):
+    if isinstance(temperature, jax.core.Tracer) or np.any(np.asarray(temperature) >= GREEDY_BELOW):
         raise ValueError(
             f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"
         )
     return acceptance.speculative  # never reached: a greedy batch compares ids
 
 
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    if any(isinstance(i, bool) or not 0 <= i < vocab_size for i in ids):
-        raise ValueError(f"{name}={list(ids)}: each must be in 0..{vocab_size - 1}")
+def _check_ids(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    ids = np.asarray(eos_ids, int if len(np.shape(eos_ids)) == 1 and not len(eos_ids) else None)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not np.all((ids >= 0) & (ids < vocab_size)):
+        raise ValueError(f"eos_ids={eos_ids}: give a list of whole numbers in 0..{vocab_size - 1}")
+    return tuple(ids.tolist())
 
 
 def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> None:
@@ -300,12 +315,12 @@ def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> No
             )
 
 
-def _length_bucket(limit: jax.Array, length_bucket: int | None) -> int:
-    if isinstance(limit, jax.core.Tracer):
+def _length_bucket(max_new_tokens: Any, length_bucket: int | None) -> int:
+    if isinstance(max_new_tokens, jax.core.Tracer):
         if length_bucket is None:
             raise ValueError("length_bucket=None: under jit give it, since max_new_tokens is traced")
         return length_bucket
-    longest = int(limit.max())
+    longest = int(np.max(np.asarray(max_new_tokens)))
     if length_bucket is None:
         return next((size for size in LENGTH_BUCKETS if size >= longest), longest)
     if longest > length_bucket:

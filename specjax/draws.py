@@ -59,7 +59,8 @@ def choose_by_inverse(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
     One float32 cumulative sum over 32,128 entries loses the rare ones (law error 6e-4, thousands
     never drawn). With sums over groups of 128 and a fresh uniform inside the group the law is off
-    by less than 1e-7 in every entry and none is lost, at a third of the cost.
+    by less than 1e-7 in every entry, at a third of the cost; what a whole group of that mass or less
+    gets is up to the 23 bits of a uniform.
 
     Args:
       weights: `[B, V]` float, not negative, not all zero; need not be normalised.

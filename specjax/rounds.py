@@ -260,6 +260,7 @@ def _log_probs(
 
     Beside them `[B, D + 1] bool`: whether the logits at a position are numbers.
     """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
     at_emitted = functools.partial(jnp.take_along_axis, indices=emitted[..., None], axis=-1)
     if verdict.path is not None:  # each token was emitted after the node before it on the path
@@ -292,7 +293,7 @@ def _cut_tree(draft: Draft, is_eos: jax.Array, budget: jax.Array) -> Draft:
     """Takes away nodes deeper than `budget` `[B]` and those below an end token (`is_eos` `[B, N]`)."""
     assert draft.tree is not None
     above = tree_lib.ancestors(draft.tree)
-    depth = above.sum(-1, dtype=jnp.int32)[:, 1:] - 1
+    depth = tree_lib.depths_of(above)[:, 1:]
     itself = jnp.eye(above.shape[1], dtype=bool)[None]
     ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
     valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended
@@ -359,4 +360,5 @@ def _count(state: LoopState, draft: Draft, num_accepted: jax.Array, count: jax.A
 def _deepest(draft: Draft) -> jax.Array:
     """`[B]`, depth of the deepest node that is there."""
     assert draft.tree is not None
-    return jnp.where(draft.tree.valid, tree_lib.depths(draft.tree)[:, 1:], 0).max(axis=1, initial=0)
+    depths = tree_lib.depths_of(tree_lib.ancestors(draft.tree))[:, 1:]
+    return jnp.where(draft.tree.valid, depths, 0).max(axis=1, initial=0)

@@ -1,6 +1,6 @@
 """From logits to probabilities.
 
-Axes: B rows, N positions, M drafted tokens, V vocabulary.
+Axes: B rows, N positions, K drafted tokens, V vocabulary.
 
 `process` is the one function that makes a distribution: what is sampled, verified and reported.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax.types import Context, Options
 
+MAX_INT = np.iinfo(np.int32).max
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: for draft, target and verifier alike
 
 
@@ -56,6 +57,8 @@ class Sampling:
         Raises:
           ValueError: a value that is out of its range or not one per row.
         """
+        if self.temperature is None:
+            raise ValueError("temperature=None: give numbers; sampling=None is greedy")
         values = {name: getattr(self, name) for name in _RANGES}
         values = {
             name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
@@ -67,18 +70,21 @@ class Sampling:
 # dtype, smallest, whether the smallest itself is allowed, largest
 _RANGES: dict[str, tuple[Any, float, bool, float]] = {
     "temperature": (jnp.float32, 0.0, True, np.inf),
-    "top_k": (jnp.int32, 1, True, np.inf),
+    "top_k": (jnp.int32, 1, True, MAX_INT),
     "top_p": (jnp.float32, 0.0, False, 1.0),
     "min_p": (jnp.float32, 0.0, True, 1.0),
     "repetition_penalty": (jnp.float32, 0.0, False, np.inf),
-    "min_new_tokens": (jnp.int32, 0, True, np.inf),
+    "min_new_tokens": (jnp.int32, 0, True, MAX_INT),
 }
 
 
 def refuse_unknown(names: Set[str]) -> None:
     """Raises a ValueError that names all of `names`, if there are any."""
+    supported = ", ".join(field.name for field in dataclasses.fields(Sampling))
+    misplaced = sorted(name for name in names if name in _RANGES)
+    if misplaced:
+        raise ValueError(f"{', '.join(misplaced)}: give them as sampling=Sampling({misplaced[0]}=...)")
     if names:
-        supported = ", ".join(field.name for field in dataclasses.fields(Sampling))
         raise ValueError(
             f"{', '.join(sorted(names))}: not supported with speculative decoding; leave out what is "
             f"not among {supported} (in Sampling)"
@@ -125,8 +131,8 @@ def history(context: Context, drafted: jax.Array, before: jax.Array) -> History:
 
     Args:
       context: committed tokens.
-      drafted: `[B, M]` drafted tokens.
-      before: `[1 or B, N, M] bool`, True where a drafted token precedes a position.
+      drafted: `[B, K]` drafted tokens.
+      before: `[1 or B, N, K] bool`, True where a drafted token precedes a position.
     """
     before = jnp.broadcast_to(before, (drafted.shape[0], *before.shape[1:]))
     committed = (context.length - context.prefix_length)[:, None]

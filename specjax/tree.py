@@ -66,9 +66,9 @@ def ancestors(tree: Tree) -> jax.Array:
     return above
 
 
-def depths(tree: Tree) -> jax.Array:
-    """`[B, N + 1] int32`, edges from the root to each call position."""
-    return ancestors(tree).sum(-1, dtype=jnp.int32) - 1
+def depths_of(above: jax.Array) -> jax.Array:
+    """`[B, N + 1] int32`, edges from the root to each call position, from its `ancestors`."""
+    return above.sum(-1, dtype=jnp.int32) - 1
 
 
 def before(draft: Draft) -> jax.Array:
@@ -109,7 +109,7 @@ def layout(tree: Tree, start: jax.Array, num_slots: int, first: int = 0, last: i
       first, last: part of the call; those before it are in the cache already. Static.
     """
     above = ancestors(tree)
-    depth = above.sum(-1, dtype=jnp.int32) - 1
+    depth = depths_of(above)
     num_call = above.shape[1]
     slots = jnp.arange(num_slots)[None, :]
     node = slots - start[:, None]  # the call position that each slot holds

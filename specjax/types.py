@@ -54,7 +54,7 @@ class Network(Protocol):
 class Draws(Protocol):
     """Where a round's randomness comes from: keys in production, a script in the proof.
 
-    `stream` tells draws of one round apart (see `sampling.Stream`); no two draws of a round
+    `stream` tells draws of one round apart (see `draws.Stream`); no two draws of a round
     share a stream and a position. No row's draws depend on another row.
     """
 
@@ -284,8 +284,16 @@ class Stats(struct.PyTreeNode):
         return self.num_emitted / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
 
     @property
+    def accepted_per_round(self) -> jax.Array:
+        """Accepted drafts per target call, `[B]`; nan without calls. For every rule, and for trees."""
+        return self.accepted.sum(-1) / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
+
+    @property
     def alpha(self) -> jax.Array:
-        """Accepted over tested drafts, `[B]`; nan when none was tested."""
+        """Accepted over tested drafts, `[B]`; nan when none was tested.
+
+        An estimate of the mean of sum min(p, q) for chains under the token-wise rule only.
+        """
         tested = self.tested.sum(-1)
         return self.accepted.sum(-1) / jnp.where(tested > 0, tested, jnp.nan)
 

@@ -25,6 +25,10 @@ def random_tree(seed: int) -> Tree:
     return Tree(jnp.asarray(parents), jnp.asarray(valid), NUM_NODES)
 
 
+def depths_of(topology: Tree) -> jax.Array:
+    return tree.depths_of(tree.ancestors(topology))
+
+
 def path_to(parents: np.ndarray, position: int) -> list[int]:
     """Call positions from the root to one, by walking up."""
     path = [position]
@@ -37,7 +41,7 @@ def path_to(parents: np.ndarray, position: int) -> list[int]:
 def test_ancestors_and_depths_equal_those_found_by_walking_up(seed):
     """B46."""
     topology = random_tree(seed)
-    above, depths = np.asarray(tree.ancestors(topology)), np.asarray(tree.depths(topology))
+    above, depths = np.asarray(tree.ancestors(topology)), np.asarray(depths_of(topology))
     for row in range(NUM_ROWS):
         for position in range(NUM_NODES + 1):
             path = path_to(np.asarray(topology.parents)[row], position)
@@ -51,7 +55,7 @@ def test_branching_makes_the_tree_it_says():
     assert topology.parents.tolist() == [[0, 0, 1, 1, 2, 2, 3, 4, 5, 6]] * 2
     assert topology.max_depth == 3
     assert tree.level_starts((2, 2, 1)) == [0, 1, 3, 7, 11]
-    assert tree.depths(topology)[0].tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert depths_of(topology)[0].tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
 
 
 def test_chain_is_the_tree_of_width_one():
@@ -140,7 +144,7 @@ def test_cache_keeps_exactly_the_accepted_path(params, seed):
     root = cache.length
     layout = tree.layout(topology, root, NUM_SLOTS)
     _, _, after = jitted("decode")(params, cache, jnp.asarray(TOKENS), layout)
-    deepest = np.asarray(tree.depths(topology)).argmax(1)
+    deepest = np.asarray(depths_of(topology)).argmax(1)
     paths = [path_to(np.asarray(topology.parents)[row], deepest[row])[1:] for row in range(NUM_ROWS)]
     padded = np.array([path + [0] * (NUM_NODES - len(path)) for path in paths])
     kept = jax.jit(cache_lib.keep_path)(after, root, jnp.asarray(padded))

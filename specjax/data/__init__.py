@@ -6,11 +6,13 @@ from specjax.data.batches import (
     Pair,
     bucket,
     epoch,
+    evaluation_batches,
     load_or_train_tokenizer,
     make_batch,
     pad,
     tokenize,
     training_batches,
+    training_rows,
 )
 from specjax.data.files import read_jsonl, read_lines, read_pairs
 from specjax.data.stream import Stream, stream
@@ -27,6 +29,7 @@ __all__ = [
     "TextPair",
     "bucket",
     "epoch",
+    "evaluation_batches",
     "load",
     "load_or_train_tokenizer",
     "make_batch",
@@ -37,4 +40,5 @@ __all__ = [
     "stream",
     "tokenize",
     "training_batches",
+    "training_rows",
 ]

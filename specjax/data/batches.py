@@ -99,10 +99,10 @@ def epoch(
     return [(rows, bucket(max(pairs[i].length for i in rows), buckets)) for rows in batches]
 
 
-def training_batches(
+def training_rows(
     pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int], seed: int, start_step: int = 0
-) -> Iterator[Batch]:
-    """Endless batches; the one of step n is the same wherever the iteration starts.
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Endless (indices, width) of batches; that of step n is the same wherever the iteration starts.
 
     Raises:
       ValueError: fewer pairs than one batch.
@@ -112,9 +112,23 @@ def training_batches(
     steps_per_epoch = len(epoch(pairs, batch_size, buckets, seed, 0))
     number, skip = divmod(start_step, steps_per_epoch)
     while True:
-        for rows, width in epoch(pairs, batch_size, buckets, seed, number)[skip:]:
-            yield make_batch([pairs[i] for i in rows], width)
+        yield from epoch(pairs, batch_size, buckets, seed, number)[skip:]
         number, skip = number + 1, 0
+
+
+def training_batches(
+    pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int], seed: int, start_step: int = 0
+) -> Iterator[Batch]:
+    """The batches of `training_rows`."""
+    for rows, width in training_rows(pairs, batch_size, buckets, seed, start_step):
+        yield make_batch([pairs[i] for i in rows], width)
+
+
+def evaluation_batches(pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int]) -> list[Batch]:
+    """All pairs once, the short ones first, so that little is padded."""
+    ordered = sorted(pairs, key=lambda pair: pair.length)
+    chunks = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+    return [make_batch(chunk, bucket(chunk[-1].length, buckets)) for chunk in chunks]
 
 
 def load_or_train_tokenizer(directory: str | pathlib.Path, corpus: pathlib.Path, vocab_size: int):

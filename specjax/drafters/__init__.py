@@ -46,8 +46,6 @@ def tree_from_model(
     Raises:
       ValueError: `branching` is empty or holds a number below 1.
     """
-    if not branching or min(branching) < 1:
-        raise ValueError(f"branching={tuple(branching)}: give the children of each level, each at least 1")
     drafter = ModelTreeDrafter(draft.network, tuple(branching), with_replacement, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 

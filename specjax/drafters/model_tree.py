@@ -25,6 +25,9 @@ class ModelTreeDrafter:
     Greedy rows get the most likely tokens as siblings. Between rounds the cache holds all
     committed tokens but the last one or two, as `ModelDrafter`'s does.
 
+    Raises:
+      ValueError: `branching` is empty, no tuple, or holds a number below 1.
+
     Attributes:
       network: the draft model. Static.
       branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes.
@@ -36,6 +39,12 @@ class ModelTreeDrafter:
     branching: tuple[int, ...]
     with_replacement: bool = False
     share_encoder: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.branching, tuple) or not self.branching or min(self.branching) < 1:
+            raise ValueError(
+                f"branching={self.branching}: give a tuple of the children of each level, each at least 1"
+            )
 
     @property
     def num_draft(self) -> int:

@@ -77,8 +77,8 @@ def distillation(
     return jnp.where(mask, divergence(*log_probs), 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
-def acceptance(target_logits: jax.Array, draft_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The chance that the token-wise rule accepts a draft at each position.
+def acceptance_chances(target_logits: jax.Array, draft_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The chance that the token-wise rule accepts the next draft at each position.
 
     Returns:
       `[B, N] float32` at temperature 1, the sum over tokens of min(p, q) (Leviathan et al. 2023,
@@ -87,3 +87,23 @@ def acceptance(target_logits: jax.Array, draft_logits: jax.Array) -> tuple[jax.A
     p, q = (jax.nn.softmax(logits, axis=-1) for logits in (target_logits, draft_logits))
     agree = target_logits.argmax(-1) == draft_logits.argmax(-1)
     return jnp.minimum(p, q).sum(-1), agree.astype(p.dtype)
+
+
+def acceptance_of(target_logits: jax.Array, draft_logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The chance that a token was an accepted draft, given that it is what was emitted: min(1, q / p).
+
+    The token-wise rule emits x as an accepted draft with probability min(p(x), q(x)), and in all with
+    probability p(x). Given a whole output these events are independent of each other.
+
+    Args:
+      target_logits, draft_logits: `[B, N, V]`, before each token.
+      tokens: `[B, N]`.
+
+    Returns:
+      `[B, N] float32`.
+    """
+    log_p, log_q = (
+        jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens[..., None], axis=-1)[..., 0]
+        for logits in (target_logits, draft_logits)
+    )
+    return jnp.exp(jnp.minimum(0.0, log_q - log_p))

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -189,10 +190,13 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, task_folder, tmp_pat
         "--num_test=8", "--batch_size=8", "--buckets=16", "--report_every=2", f"--output={tmp_path}",
         f"--export={tmp_path}/best",
     ]  # fmt: skip
-    first = run("distill", *flags, "--num_steps=2")
-    assert first.returncode == 0, first.stderr
+    first = run("distill", *flags, "--num_steps=4")
+    assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
+    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
     second = run("distill", *flags, "--num_steps=4")
     assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
+    other = run("distill", *flags, "--num_steps=6")
+    assert other.returncode != 0 and "num_steps=6, but" in other.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["arm"] for row in rows][:2] == ["before", "likelihood:data"] and len(rows) == 4
     assert (tmp_path / "distill.png").stat().st_size > 10_000
@@ -214,5 +218,5 @@ def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert rows[0]["predicted_speedup"] >= rows[1]["predicted_speedup"]
     twin = next(row for row in rows if row["draft"].endswith("target"))
-    assert twin["chance_along_outputs"] == 1 and twin["speedup"] > 0
+    assert twin["expected_alpha"] == 1 and twin["speedup"] > 0
     assert "memory at batch 1" in done.stdout

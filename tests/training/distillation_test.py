@@ -65,7 +65,7 @@ def test_distillation_loss_is_a_mean_over_valid_tokens(name):
 def test_chance_of_acceptance_is_one_minus_the_total_variation():
     """Leviathan et al. 2023, section 3.3; at temperature 0 it is the agreement of the argmaxes."""
     target, draft = (jnp.asarray(np.log(x), jnp.float32) for x in (P, Q))
-    warm, cold = losses.acceptance(target, draft)
+    warm, cold = losses.acceptance_chances(target, draft)
     np.testing.assert_allclose(warm, 1 - BY_HAND["total_variation"], atol=1e-5)
     np.testing.assert_array_equal(cold, P.argmax(-1) == Q.argmax(-1))
 
