@@ -25,7 +25,7 @@ from rich.console import Console
 
 import specjax
 from experiments import arms as arms_lib
-from experiments import progress, results
+from experiments import progress, results, tasks
 from specjax import api, data
 from specjax.models import convert, t5
 from specjax.sampling import Sampling
@@ -35,9 +35,6 @@ from specjax.training.state import TrainState, abstract_state, init_state
 
 _TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "The draft to start from, the same way.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of the task's data.")
-_TASK = flags.DEFINE_enum("task", "multi30k_en_de", sorted(data.TASKS), "Which sources and targets.")
-_PREFIX = flags.DEFINE_string("source_prefix", None, "Before every source, in place of the task's own.")
 _SPLITS = flags.DEFINE_list("splits", ["train", "validation", "test"], "For training, choice, result.")
 _ARMS = flags.DEFINE_list(
     "arms",
@@ -92,18 +89,9 @@ def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_st
         )
 
 
-def read_texts(split: str, count: int) -> list[tuple[str, str]]:
-    """The first pairs of a split."""
-    task = data.TASKS[_TASK.value]
-    if _PREFIX.value is not None:
-        task = dataclasses.replace(task, prefix=_PREFIX.value)
-    pairs = data.load(task, split, _DATA_DIR.value).pairs
-    return [pairs[i] for i in range(min(count, len(pairs)))]
-
-
 def read_pairs(target: api.Model, split: str, count: int) -> list[data.Pair]:
     """The same tokenised, those over the largest bucket dropped."""
-    texts = read_texts(split, count)
+    texts = tasks.read(split, count)
     return data.tokenize(texts, lambda lines: target.tokenizer(list(lines)).input_ids, max(buckets()))
 
 
@@ -263,7 +251,7 @@ def train(
     best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
     kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
     run = {
-        "target": _TARGET.value, "draft": _DRAFT.value, "task": _TASK.value, "splits": _SPLITS.value,
+        "target": _TARGET.value, "draft": _DRAFT.value, **tasks.fingerprint(), "splits": _SPLITS.value,
         "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
         "buckets": buckets(), "learning_rate": _RATE.value, "warmup_steps": _WARMUP.value,
         "num_steps": _STEPS.value, "seed": _SEED.value,
@@ -317,7 +305,7 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Every arm's best step, and the draft it all began with, on the test split."""
     pairs = read_pairs(target, _SPLITS.value[2], _NUM_TEST.value)
-    texts = [source for source, _ in read_texts(_SPLITS.value[2], _NUM_TEST.value)]
+    texts = [source for source, _ in tasks.read(_SPLITS.value[2], _NUM_TEST.value)]
     sampled, greedy = (
         evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )
@@ -360,5 +348,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["target", "draft", "data_dir", "output"])
+    flags.mark_flags_as_required(["target", "draft", "output"])
     app.run(main)

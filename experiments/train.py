@@ -8,8 +8,7 @@ Resumes from the newest checkpoint in `--output`, and exports a Hugging Face dir
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,20 +16,13 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
+from experiments import tasks
 from specjax import api, data, metrics, sharding
 from specjax.models import convert, t5
 from specjax.training import checkpoints, loop, stopping
 from specjax.training.optimization import Optimization
 from specjax.training.state import TrainState, abstract_state, init_state
 
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder that holds TASK/train.en, .de, val.en, .de (or .gz)."
-)
-_TASK = flags.DEFINE_string("task", "multi30k", "Folder below --data_dir.")
-_TARGETS = flags.DEFINE_list("train_targets", None, "Files of other targets for the training sources.")
-_PREFIX = flags.DEFINE_string(
-    "source_prefix", "", 'Before every source, with a space: "translate English to German:".'
-)
 _TOKENIZER = flags.DEFINE_string(
     "tokenizer", None, "Tokenizer directory; trained into it when it has none. Default: that of --init_from."
 )
@@ -82,20 +74,12 @@ def buckets() -> list[int]:
     return [int(size) for size in _BUCKETS.value]
 
 
-def read_text(split: str, targets: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Pairs of one split. `targets` are files to take the place of its own, each for all sources."""
-    folder = pathlib.Path(_DATA_DIR.value) / _TASK.value
-    files = targets or [folder / f"{split}.de"]
-    pairs = [pair for file in files for pair in data.read_pairs(folder / f"{split}.en", file)]
-    prefix = _PREFIX.value and f"{_PREFIX.value} "
-    return [(prefix + source, target) for source, target in pairs]
-
-
 def load_tokenizer() -> Any:
     """That of --tokenizer, trained first if need be, else that of --init_from."""
     if _TOKENIZER.value:
-        corpus = pathlib.Path(_DATA_DIR.value) / _TASK.value
-        return data.load_or_train_tokenizer(_TOKENIZER.value, corpus, _VOCAB_SIZE.value)
+        prefix = len(tasks.task().prefix)
+        lines = (text for source, target in tasks.read("train") for text in (source[prefix:], target))
+        return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value)
     if _INIT_FROM.value:
         return api.load_tokenizer(_INIT_FROM.value)
     raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
@@ -129,7 +113,7 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
 
 def make_validate(module: t5.T5, mesh: Any, tokenizer: Any, encode: data.Encode) -> Validate:
     """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
-    texts = read_text("val")
+    texts = tasks.read("validation")
     batches = data.evaluation_batches(data.tokenize(texts, encode, max(buckets())), 64, buckets())
     evaluate = loop.make_evaluate(module, mesh)
     decoded = texts[: _BLEU.value]
@@ -152,6 +136,7 @@ def data_order(num_pairs: int) -> dict[str, Any]:
     """What the batches of a run depend on, besides the step count."""
     return {
         "seed": _SEED.value, "batch_size": _BATCH_SIZE.value, "buckets": buckets(), "num_pairs": num_pairs,
+        **tasks.fingerprint(),
     }  # fmt: skip
 
 
@@ -215,7 +200,7 @@ def main(argv: list[str]) -> None:
     with console.status("reading and tokenising"):
         tokenizer = load_tokenizer()
         encode: data.Encode = lambda texts: tokenizer(list(texts)).input_ids  # noqa: E731
-        pairs = data.tokenize(read_text("train", _TARGETS.value or ()), encode, max(buckets()))
+        pairs = data.tokenize(tasks.read("train"), encode, max(buckets()))
         config, params = initial_model(len(tokenizer))
         module = t5.T5(config)
         validate = make_validate(module, mesh, tokenizer, encode)
@@ -238,5 +223,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["data_dir", "output"])
+    flags.mark_flags_as_required(["output"])
     app.run(main)

@@ -5,11 +5,10 @@ Axes: B rows, S source length, N target length.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-
-from specjax.data.files import read_lines
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
 
@@ -131,11 +130,10 @@ def evaluation_batches(pairs: Sequence[Pair], batch_size: int, buckets: Sequence
     return [make_batch(chunk, bucket(chunk[-1].length, buckets)) for chunk in chunks]
 
 
-def load_or_train_tokenizer(directory: str | pathlib.Path, corpus: pathlib.Path, vocab_size: int):
-    """The tokenizer in `directory`; when there is none, trains one on the corpus's `train.*` files.
+def load_or_train_tokenizer(directory: str | pathlib.Path, lines: Iterable[str], vocab_size: int) -> Any:
+    """The tokenizer in `directory`; when there is none, trains one on `lines` and writes it there.
 
-    A unigram model with T5's conventions: pad 0, end 1, unknown 2, no sentinels. Both languages
-    share it.
+    A unigram model with T5's conventions: pad 0, end 1, unknown 2, no sentinels.
     """
     import tempfile
 
@@ -144,7 +142,6 @@ def load_or_train_tokenizer(directory: str | pathlib.Path, corpus: pathlib.Path,
 
     directory = pathlib.Path(directory)
     if not (directory / "tokenizer_config.json").exists():
-        lines = [line for path in sorted(corpus.glob("train.*")) for line in read_lines(path)]
         with tempfile.TemporaryDirectory() as scratch:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines), model_prefix=f"{scratch}/spiece", vocab_size=vocab_size,

@@ -55,9 +55,9 @@ def test_too_few_pairs_for_a_batch_is_an_error():
 def test_a_trained_tokenizer_has_the_conventions_of_t5_and_is_read_back(tmp_path):
     words = ["man", "dog", "runs", "sits", "blue", "shirt", "Straße", "Hund", "läuft", "Mann"]
     random = np.random.default_rng(0)
-    (tmp_path / "train.en").write_text("\n".join(" ".join(random.choice(words, 6)) for _ in range(300)))
-    tokenizer = data.load_or_train_tokenizer(tmp_path / "tokenizer", tmp_path, vocab_size=30)
-    again = data.load_or_train_tokenizer(tmp_path / "tokenizer", tmp_path, vocab_size=30)
+    lines = [" ".join(random.choice(words, 6)) for _ in range(300)]
+    tokenizer = data.load_or_train_tokenizer(tmp_path / "tokenizer", lines, vocab_size=30)
+    again = data.load_or_train_tokenizer(tmp_path / "tokenizer", [], vocab_size=30)
     ids = tokenizer("man läuft").input_ids
     assert (len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, ids[-1]) == (30, 0, 1, 1)
     assert again("man läuft").input_ids == ids

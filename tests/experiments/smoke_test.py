@@ -24,22 +24,23 @@ WORDS = ["a", "man", "dog", "runs", "sits", "in", "blue", "snow", "the", "park"]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder `copy` of 80 pairs, and a trained tokenizer."""
+    """Pairs that copy, under the names of a task of text files, and a trained tokenizer."""
     folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
-    (folder / "copy").mkdir()
-    for split, count in (("train", 80), ("val", 16)):
-        text = "\n".join(" ".join(random.choice(WORDS, 3 + i % 3)) for i in range(count))
-        (folder / "copy" / f"{split}.en").write_text(text)
-        (folder / "copy" / f"{split}.de").write_text(text)
-    data.load_or_train_tokenizer(folder / "tokenizer", folder / "copy", vocab_size=24)
+    (folder / "multi30k").mkdir()
+    lines = {}
+    for split, count in (("train", 80), ("val", 16), ("test_2016_flickr", 16)):
+        lines[split] = [" ".join(random.choice(WORDS, 3 + i % 3)) for i in range(count)]
+        for language in ("en", "de"):
+            (folder / "multi30k" / f"{split}.{language}").write_text("\n".join(lines[split]))
+    data.load_or_train_tokenizer(folder / "tokenizer", lines["train"], vocab_size=24)
     return folder
 
 
 @pytest.fixture(scope="module")
 def pair(corpus):
     """Directories of a random target and a narrower draft."""
-    tokenizer = data.load_or_train_tokenizer(corpus / "tokenizer", corpus / "copy", 24)
+    tokenizer = data.load_or_train_tokenizer(corpus / "tokenizer", [], 24)
     ids = np.zeros((1, 4), np.int32)
     for seed, (name, d_model) in enumerate([("target", 16), ("draft", 8)]):
         config = t5.T5Config(24, d_model, 4, 16, 2, 1, 1)
@@ -82,7 +83,7 @@ def test_generate_without_a_draft_runs_the_target_alone(pair, tmp_path):
 
 
 TINY_TRAINING = (
-    "--task=copy", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",
+    "--source_prefix=", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",
     "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2", "--warmup_steps=0",
 )  # fmt: skip
 
@@ -171,21 +172,10 @@ def test_losslessness_draws_tests_and_plots(pair, tmp_path):
     assert (tmp_path / "losslessness.png").stat().st_size > 10_000
 
 
-@pytest.fixture(scope="module")
-def task_folder(corpus):
-    """The copying task under the names of a task of text files."""
-    folder = corpus / "multi30k"
-    folder.mkdir(exist_ok=True)
-    for name, split in (("train", "train"), ("val", "val"), ("test_2016_flickr", "val")):
-        for language in ("en", "de"):
-            (folder / f"{name}.{language}").write_text((corpus / "copy" / f"{split}.{language}").read_text())
-    return corpus
-
-
 @pytest.mark.slow
-def test_distill_trains_arms_side_by_side_and_resumes(pair, task_folder, tmp_path):
+def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
     flags = [
-        f"--target={pair}/target", f"--draft={pair}/draft", f"--data_dir={task_folder}", "--source_prefix=",
+        f"--target={pair}/target", f"--draft={pair}/draft", f"--data_dir={pair}", "--source_prefix=",
         "--arms=likelihood:data,forward_kl:target,total_variation:draft", "--num_held_out=8",
         "--num_test=8", "--batch_size=8", "--buckets=16", "--report_every=2", f"--output={tmp_path}",
         f"--export={tmp_path}/best",
