@@ -310,7 +310,7 @@ def judge(
         evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )
     rows = []
-    for arm, params in {"before": draft.params, **kept}.items():
+    for arm, params in {"before": draft.params, **{arm: kept[arm] for arm in _ARMS.value}}.items():
         console.print(f"test: {arm}")
         model = dataclasses.replace(draft, params=jax.tree.map(jnp.asarray, params))
         found = evaluate(target, acceptance, model.params, sampled, greedy)
