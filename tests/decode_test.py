@@ -380,15 +380,21 @@ def test_samples_do_not_depend_on_the_default_generator():
     np.testing.assert_array_equal(other.tokens, generate(3, temperature=1.0).tokens)
 
 
+FILTERS = dict(top_k=20, top_p=0.9, min_p=0.01)
+
+
+@pytest.mark.parametrize("options", [{}, FILTERS], ids=["", "filters"])
+@pytest.mark.parametrize("drafter", [3, (2, 1)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature):
+def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature, drafter, options):
     """B16: the token is not kept, the row says so, its neighbours do not notice."""
-    good = generate(3, temperature=temperature)
+    sampling = Sampling(temperature=temperature, **options)
+    good = generate(drafter, sampling=sampling)
     prefix = emitted(good, 4)[:6]
     table = TABLE.copy()
     table[exact_law.context_key(SOURCES[4, : SOURCE_LENGTHS[4]], [0, *prefix]), 7] = bad
-    output = generate(3, temperature=temperature, table=table)
+    output = generate(drafter, sampling=sampling, table=table)
     assert emitted(output, 4) == prefix
     assert output.finish_reason[4] == FinishReason.NONFINITE
     assert np.isfinite(output.log_probs).all()
