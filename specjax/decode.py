@@ -152,11 +152,9 @@ def prepare(
         raise ValueError(f"num_ids={num_ids}: must be in 1..{target.vocab_size}, the vocabulary's rows")
     sampling = Sampling(temperature=0.0) if sampling is None else sampling
     options = sampling.lay_out(num_rows, eos_ids, num_ids)
-    if drafter is None:
-        rule = acceptance.speculative  # nothing to judge: tokens are drawn from p
-    else:
+    if drafter is not None:
         _check_drafter(target, drafter, num_ids)
-        rule = _check_rule(rule, drafter, sampling.temperature)
+    rule = _check_rule(rule, drafter, sampling.temperature)
     if prefix is None:
         prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
     if prefix_length is None:
@@ -278,11 +276,12 @@ def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) ->
             raise ValueError(f"prefix_length={prefix_length}: give one per row, each in 1..{shape[1]}")
 
 
-def _check_rule(rule: AcceptanceRule, drafter: Drafter, temperature: Any) -> AcceptanceRule:
-    if drafter.max_depth < drafter.num_draft and not acceptance.judges_trees(rule):
-        raise ValueError(f"rule={rule} judges chains, and the drafter drafts trees: use rule=multi_round")
+def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: Any) -> AcceptanceRule:
+    if drafter and drafter.max_depth < drafter.num_draft and not acceptance.judges_trees(rule):
+        name = getattr(rule, "__name__", rule)
+        raise ValueError(f"rule={name} judges chains, and the drafter drafts trees: use rule=multi_round")
     if rule is not acceptance.greedy:
-        return rule
+        return rule if drafter else acceptance.speculative  # nothing to judge: tokens are drawn from p
     if isinstance(temperature, jax.core.Tracer) or np.any(np.asarray(temperature) >= GREEDY_BELOW):
         raise ValueError(
             f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"

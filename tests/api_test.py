@@ -114,7 +114,7 @@ def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
         (dict(max_new_tokens=-2), "max_new_tokens"),
         (dict(num_beams=4, guided_grammar="x"), "guided_grammar, num_beams: not supported"),
         (dict(stop=["a", ""]), "stop="),
-        (dict(eos_ids=[99]), r"eos_ids=\[99\]: each must be in 0..30"),
+        (dict(eos_ids=[99]), r"eos_ids=\[99\]: give a list of whole numbers in 0..30"),
     ],
 )
 def test_unusable_argument_is_refused_by_name(target, options, words):
