@@ -18,26 +18,20 @@ from specjax.types import Draft, Options, Tree
 TELLING_P = np.array([0.2, 0.4, 0.3, 0.1])
 TELLING_Q = np.array([0.6, 0.25, 0.1, 0.05])
 
-# A chain under the tree rule is the chain rule (tested below on verdicts): one case of it stands for all.
+# `experiments.losslessness` enumerates every combination; here stand the token-wise rule with all of
+# them, and for the others every kind of drafter and all options at once.
 CASES = {
     key: case
     for key, case in law_cases.all_cases().items()
-    if key[:2] != ("multi_round", "chain of 2") or key[2] == "prefix, end tokens, all options"
-}
-# One of every rule, drafter and option at least; the rest is marked slow.
-FAST = [
-    key
-    for key in CASES
     if key[0] in ("speculative", "none")
     or key[2] == "prefix, end tokens, all options"
-    or key[1:] in (("chain of 2", "temperature 0.6"), ("tree 2x1, without replacement", "temperature 0.6"))
-]
+    or key[1:] == ("chain of 2", "temperature 0.6")
+    or key[1] in ("3 drafts of 3", "2 argmax drafts")
+    or key[1].startswith("tree 2x1, ")
+}
 
 
-MARKED = [pytest.param(k, marks=() if k in FAST else pytest.mark.slow, id="-".join(k)) for k in CASES]
-
-
-@pytest.mark.parametrize("key", MARKED)
+@pytest.mark.parametrize("key", CASES, ids="-".join)
 def test_output_law_equals_target(key):
     """B02, B03, B05, B09, B10, B11, B13, B14, B22, B24, B26: every lossless rule with every option."""
     case = CASES[key]
