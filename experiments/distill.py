@@ -218,7 +218,7 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharex=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5), sharex=True, layout="constrained")
     names = {"expected_alpha": "expected alpha, temperature 1", "greedy_agreement": "greedy agreement"}
     for axis, (name, title) in zip(axes, names.items(), strict=True):
         for arm, reports in history.items():
@@ -227,8 +227,7 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
         axis.set_title(f"{title} (validation)")
         axis.set_xlabel("steps")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)
 
 
