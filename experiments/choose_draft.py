@@ -18,11 +18,11 @@ from absl import app, flags, logging
 from rich.console import Console
 
 import specjax
-from experiments import arms, measure, results
+from experiments import arms, measure, progress, results
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
-from specjax.training import loop, losses
+from specjax.training import distillation, loop, losses
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
@@ -38,17 +38,15 @@ _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on C
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
-WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 COST_K = 4  # at which a draft step and the rest of a round are timed
 
 
 def build(
-    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float,
-    batch_size: int = 1,
-) -> list[decode.Prepared]:  # fmt: skip
-    """The batches of one arm."""
+    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+) -> list[decode.Prepared]:
+    """The requests of one arm, a source each."""
     return arms.requests(
-        target, drafter, sources, batch_size=batch_size, sampling=Sampling(temperature=temperature),
+        target, drafter, sources, batch_size=1, sampling=Sampling(temperature=temperature),
         max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value,
     )  # fmt: skip
 
@@ -57,15 +55,14 @@ def own_outputs(
     console: Console, target: api.Model, sources: Sequence[str], temperature: float
 ) -> list[data.Pair]:
     """Source ids and what the target itself says."""
-    batches = build(target, None, sources, temperature, batch_size=25)
+    source_ids, source_mask = api.encode_sources(target, sources)
+    pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
     label = f"the target's outputs at temperature {temperature:g}"
-    said = arms.decode_all(batches, len(sources), label, console)
-    rows: list[list[int]] = []
-    for batch in batches:
-        source_ids, source_mask = (np.asarray(batch.inputs[name]) for name in ("source_ids", "source_mask"))
-        rows += [row[mask].tolist() for row, mask in zip(source_ids, source_mask, strict=True)]
-    ids = [said.tokens[i, : said.length[i]].tolist() for i in range(len(sources))]
-    return [data.Pair(row, tokens) for row, tokens in zip(rows, ids, strict=False)]
+    return distillation.generate_targets(
+        target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
+        max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=25, num_ids=api.num_ids(target),
+        track=lambda firsts: progress.track(firsts, len(firsts), label, console),
+    )  # fmt: skip
 
 
 def acceptance_chances(
@@ -89,7 +86,7 @@ def acceptance_chances(
 
     found = []
     for pair in said:
-        batch = dataclasses.asdict(data.make_batch([pair], data.bucket(pair.length, WIDTHS)))
+        batch = dataclasses.asdict(data.make_batch([pair], data.bucket(pair.length, distillation.WIDTHS)))
         both = chances_of((target.params, draft.params), batch)
         found.append([np.asarray(x)[0, : len(pair.target)] for x in both])
     return [chances for chances, _ in found], float(np.concatenate([mean for _, mean in found]).mean())
@@ -103,9 +100,8 @@ def candidate(
     greedy = temperature < sampling.GREEDY_BELOW
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
         chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
-        program, params, inputs = build(target, drafters.from_model(draft, COST_K), sources[:1], temperature)[
-            0
-        ]
+        drafter = drafters.from_model(draft, COST_K)
+        program, params, inputs = build(target, drafter, sources[:1], temperature)[0]
         costs = measure.round_costs(
             program, params, decode.jitted_prefill(program, params, **inputs), not greedy
         )

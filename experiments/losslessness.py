@@ -33,7 +33,6 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
 
-EXACT_BAR = 1e-12  # largest error of a probability in float64
 NUM_CONTROLS = len({(bug.shows == "greedy", bug.case) for bug in planted_bugs.BUGS.values()})
 REJECT_BELOW = 1e-3  # p-value, divided by the number of tests
 SMALL = 1000  # draws of the Korean summary's test
@@ -175,8 +174,8 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
         bad = name == "planted faults" or name in {r["rule"] for r in exact if not r["lossless"]}
         above.scatter(spread, errors, s=14, color="tab:red" if bad else "tab:blue")
     above.set_xticks(range(len(groups)), list(groups), rotation=20)
-    above.axhline(EXACT_BAR, color="gray", linestyle="--")
-    above.text(len(groups) - 0.6, EXACT_BAR * 2, "bar, float64", ha="right", color="gray")
+    above.axhline(Case().bar, color="gray", linestyle="--")
+    above.text(len(groups) - 0.6, Case().bar * 2, "bar, float64", ha="right", color="gray")
     above.set_yscale("log")
     above.set_ylabel("largest error of a probability")
     above.set_title("Enumerated law of the output against the target's")

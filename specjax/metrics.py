@@ -57,17 +57,6 @@ def split_sentences(text: str) -> str:
     return _BETWEEN_SENTENCES.sub(r"\1\n", text)
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Percentage of hypotheses equal to their reference, runs of white space counted as one space.
-
-    Raises:
-      ValueError: different counts, or none; both are named.
-    """
-    _check_counts(hypotheses, references)
-    equal = [h.split() == r.split() for h, r in zip(hypotheses, references, strict=True)]
-    return 100 * sum(equal) / len(equal)
-
-
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references) or not references:
         raise ValueError(

@@ -235,7 +235,7 @@ def threshold_above(values: jax.Array, weights: jax.Array, limit: jax.Array) -> 
 
     With weights of one and a limit of k it is the k-th largest value; with the values as weights and
     a limit of p, the smallest probability of a nucleus. Exact: floats that are not negative are
-    ordered as their bits are, and the bits are bisected. A sort of 32,128 entries costs thirty times as much.
+    ordered as their bits are, and the bits are bisected. No sort of the vocabulary.
 
     Args:
       values: `[B, N, V]` float, not negative.

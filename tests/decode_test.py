@@ -93,11 +93,10 @@ def test_plain_greedy_is_the_targets_argmax_path():
     assert np.isnan(output.stats.alpha).all() and (output.stats.tau == 1).all()
 
 
-@each_num_draft
-def test_greedy_speculative_equals_plain(num_draft):
-    """B29, B30, B31, B34, B36, B47: every row its own limit, end tokens anywhere in a block."""
+def assert_greedy(drafter) -> None:
+    """Rows have the target's argmax path, each cut at its own limit or end token, and counts to match."""
     end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(num_draft, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    output = generate(drafter, max_new_tokens=LIMITS, eos_ids=end_tokens)
     for row in range(NUM_ROWS):
         tokens, reason = cut(argmax_path(row), LIMITS[row], end_tokens)
         assert emitted(output, row) == tokens
@@ -109,6 +108,12 @@ def test_greedy_speculative_equals_plain(num_draft):
     assert (stats.accepted <= stats.tested).all()
     assert (stats.tested.sum(1) <= stats.num_drafted).all()
     assert (np.diff(stats.tested, axis=1) <= 0).all()  # a position is judged when all before passed
+
+
+@each_num_draft
+def test_greedy_speculative_equals_plain(num_draft):
+    """B29, B30, B31, B34, B36, B47: every row its own limit, end tokens anywhere in a block."""
+    assert_greedy(num_draft)
 
 
 @each_num_draft
@@ -232,14 +237,7 @@ TREES = ((1, 1, 1, 1, 1), (2, 2, 1), (4, 1), (3,), (1, 3, 2))
 @pytest.mark.parametrize("branching", TREES, ids=str)
 def test_greedy_tree_equals_plain(branching):
     """B31, B46, B47: every shape; end tokens and limits anywhere."""
-    end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(branching, max_new_tokens=LIMITS, eos_ids=end_tokens)
-    for row in range(NUM_ROWS):
-        tokens, reason = cut(argmax_path(row), LIMITS[row], end_tokens)
-        assert emitted(output, row) == tokens
-        assert output.finish_reason[row] == reason
-    assert (output.stats.accepted <= output.stats.tested).all()
-    assert output.stats.tested.shape == (NUM_ROWS, len(branching))
+    assert_greedy(branching)
 
 
 @pytest.mark.parametrize("branching", TREES[1:4], ids=str)
