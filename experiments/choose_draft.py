@@ -86,7 +86,8 @@ def acceptance_chances(
 
     found = []
     for pair in said:
-        batch = dataclasses.asdict(data.make_batch([pair], data.bucket(pair.length, distillation.WIDTHS)))
+        shape = tuple(data.bucket(len(ids), distillation.WIDTHS) for ids in (pair.source, pair.target))
+        batch = dataclasses.asdict(data.make_batch([pair], shape))
         both = chances_of((target.params, draft.params), batch)
         found.append([np.asarray(x)[0, : len(pair.target)] for x in both])
     return [chances for chances, _ in found], float(np.concatenate([mean for _, mean in found]).mean())

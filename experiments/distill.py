@@ -49,7 +49,6 @@ _STEPS = flags.DEFINE_integer("num_steps", 1000, "Steps of each arm.")
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak rate of Adafactor, relative to a parameter's size.")
 _WARMUP = flags.DEFINE_integer("warmup_steps", 50, "Steps of linear warm-up; then cosine to zero.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
-_BUCKETS = flags.DEFINE_list("buckets", ["16", "24", "32", "48"], "Padded lengths, tokens.")
 _NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K of the measured alpha and tau.")
 _REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
@@ -75,24 +74,20 @@ class Batch(data.Batch):
     generated_mask: np.ndarray
 
 
-def buckets() -> list[int]:
-    return [int(size) for size in _BUCKETS.value]
-
-
 def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
-    """Endless batches of both, a function of the step; the longer target decides the width."""
-    longer = [max(both, key=lambda pair: pair.length) for both in zip(pairs, generated, strict=True)]
-    for rows, width in data.training_rows(longer, _BATCH_SIZE.value, buckets(), _SEED.value, start_step):
-        own, other = (data.make_batch([kind[i] for i in rows], width) for kind in (pairs, generated))
+    """Endless batches of both, a function of the step; the longer target decides the shape."""
+    shapes = tasks.shapes()
+    longer = [max(both, key=lambda pair: len(pair.target)) for both in zip(pairs, generated, strict=True)]
+    for rows in data.training_rows(longer, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
+        shape = data.shape_for([longer[i] for i in rows], shapes)
+        own, other = (data.make_batch([kind[i] for i in rows], shape) for kind in (pairs, generated))
         yield Batch(
             **dataclasses.asdict(own), generated_ids=other.target_ids, generated_mask=other.target_mask
         )
 
 
-def read_pairs(target: api.Model, split: str, count: int) -> list[data.Pair]:
-    """The same tokenised, those over the largest bucket dropped."""
-    texts = tasks.read(split, count)
-    return data.tokenize(texts, lambda lines: target.tokenizer(list(lines)).input_ids, max(buckets()))
+def max_new_tokens() -> int:
+    return tasks.shapes()[-1][1]
 
 
 def generated_pairs(
@@ -103,7 +98,7 @@ def generated_pairs(
     path = pathlib.Path(_OUTPUT.value) / f"{name}.json"
     sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
     key = {"target": _TARGET.value, "temperature": temperature, "seed": _SEED.value, "sources": sources}
-    key["max_new_tokens"] = max(buckets())
+    key["max_new_tokens"] = max_new_tokens()
     if path.exists():
         document = json.loads(path.read_text())
         if document["key"] == key:
@@ -111,7 +106,7 @@ def generated_pairs(
     label = f"the target's outputs, {name}"
     made = distillation.generate_targets(
         target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-        max_new_tokens=max(buckets()), num_ids=api.num_ids(target),
+        max_new_tokens=max_new_tokens(), num_ids=api.num_ids(target),
         drafter=specjax.drafters.from_model(draft, 3),
         track=lambda firsts: progress.track(firsts, len(firsts), label, console),
     )  # fmt: skip
@@ -125,7 +120,7 @@ def evaluation_batches(
     temperature: float,
 ) -> list[data.Batch]:  # fmt: skip
     said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
-    return data.evaluation_batches(said, 64, buckets())
+    return data.evaluation_batches(said, 64, tasks.shapes())
 
 
 def parse_arm(arm: str) -> tuple[str, str]:
@@ -148,7 +143,7 @@ def make_step(target: api.Model, draft: api.Model, optimization: Optimization, l
     module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
     num_ids = api.num_ids(target)
     teacher = distillation.make_teacher(target.module, target.params, num_ids)
-    on_policy = distillation.make_on_policy(draft.network, max(buckets()), num_ids)
+    on_policy = distillation.make_on_policy(draft.network, max_new_tokens(), num_ids)
     parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
     steps = {
         objective: loop.make_step(
@@ -199,7 +194,7 @@ def measured(console: Console, target: api.Model, draft: api.Model, texts: Seque
     for temperature in (0.0, 1.0):
         requests = arms_lib.requests(
             target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
-            sampling=Sampling(temperature=temperature), max_new_tokens=max(buckets()), seed=_SEED.value,
+            sampling=Sampling(temperature=temperature), max_new_tokens=max_new_tokens(), seed=_SEED.value,
             truncate=True,
         )  # fmt: skip
         label = f"decoding the test split at temperature {temperature:g}"
@@ -236,9 +231,9 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
     """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
     train_split, validation_split, _ = _SPLITS.value
-    pairs = read_pairs(target, train_split, _NUM_SEQUENCES.value)
+    pairs = tasks.tokenize(tasks.read(train_split, _NUM_SEQUENCES.value), target.tokenizer)
     generated = generated_pairs(console, target, draft, pairs, "train_t1", 1.0)
-    held_out = read_pairs(target, validation_split, _NUM_HELD_OUT.value)
+    held_out = tasks.tokenize(tasks.read(validation_split, _NUM_HELD_OUT.value), target.tokenizer)
     sampled, greedy = (
         evaluation_batches(console, target, draft, held_out, "validation", temperature)
         for temperature in (1.0, 0.0)
@@ -252,8 +247,8 @@ def train(
     run = {
         "target": _TARGET.value, "draft": _DRAFT.value, **tasks.fingerprint(), "splits": _SPLITS.value,
         "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
-        "buckets": buckets(), "learning_rate": _RATE.value, "warmup_steps": _WARMUP.value,
-        "num_steps": _STEPS.value, "seed": _SEED.value,
+        "buckets": [list(shape) for shape in tasks.shapes()], "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
     }  # fmt: skip
     if saved.latest_step is not None:
         shapes = {
@@ -303,8 +298,8 @@ def judge(
     console: Console, target: api.Model, draft: api.Model, kept: dict[str, Any], acceptance: Any
 ) -> list[dict[str, Any]]:
     """Every arm's best step, and the draft it all began with, on the test split."""
-    pairs = read_pairs(target, _SPLITS.value[2], _NUM_TEST.value)
-    texts = [source for source, _ in tasks.read(_SPLITS.value[2], _NUM_TEST.value)]
+    test = tasks.read(_SPLITS.value[2], _NUM_TEST.value)
+    pairs, texts = tasks.tokenize(test, target.tokenizer), [source for source, _ in test]
     sampled, greedy = (
         evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )

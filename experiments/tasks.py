@@ -1,6 +1,7 @@
 """Flags for what is trained on, shared by the experiments that train."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -14,6 +15,13 @@ _TASK = flags.DEFINE_enum("task", "multi30k_en_de", sorted(data.TASKS), "Which s
 _PREFIX = flags.DEFINE_string(
     "source_prefix", None, "Before every source, in place of the task's own; a space follows unless empty."
 )
+_BUCKETS = flags.DEFINE_list(
+    "buckets", ["12", "16", "20", "24", "28", "32", "40", "48"],
+    "Padded lengths in tokens, growing: of both sides, or SOURCE:TARGET. A program is compiled for each.",
+)  # fmt: skip
+_TRUNCATE = flags.DEFINE_bool(
+    "truncate_sources", False, "Cut sources that are over the last of --buckets, instead of leaving them out."
+)
 flags.mark_flag_as_required("data_dir")
 
 
@@ -25,14 +33,38 @@ def task() -> data.Task:
     return dataclasses.replace(named, prefix=_PREFIX.value and f"{_PREFIX.value} ")
 
 
-def read(split: str, count: int | None = None) -> list[tuple[str, str]]:
-    """The first `count` pairs of a split (None: all).
+def pairs(split: str) -> Sequence[data.TextPair]:
+    """The pairs of a split; a prepared dataset is read as it is indexed.
 
     Raises:
       FileNotFoundError, ValueError: as of `data.load`.
     """
-    pairs = data.load(task(), split, _DATA_DIR.value).pairs
-    return [pairs[i] for i in range(len(pairs) if count is None else min(count, len(pairs)))]
+    return data.load(task(), split, _DATA_DIR.value).pairs
+
+
+def read(split: str, count: int) -> list[data.TextPair]:
+    """The first `count` pairs of a split, or all if it has fewer."""
+    found = pairs(split)
+    return [found[i] for i in range(min(count, len(found)))]
+
+
+def shapes() -> list[data.Shape]:
+    """--buckets as (S, N)."""
+    parts = [bucket.partition(":") for bucket in _BUCKETS.value]
+    return [(int(source), int(target or source)) for source, _, target in parts]
+
+
+def truncate_sources() -> bool:
+    return _TRUNCATE.value
+
+
+def tokenize(texts: Sequence[data.TextPair], tokenizer: Any) -> list[data.Pair]:
+    """Those that --buckets has room for."""
+    return data.tokenize(texts, encoder(tokenizer), shapes()[-1], _TRUNCATE.value)
+
+
+def encoder(tokenizer: Any) -> data.Encode:
+    return lambda texts: tokenizer(list(texts)).input_ids
 
 
 def fingerprint() -> dict[str, Any]:

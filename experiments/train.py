@@ -8,7 +8,7 @@ Resumes from the newest checkpoint in `--output`, and exports a Hugging Face dir
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,15 +26,18 @@ from specjax.training.state import TrainState, abstract_state, init_state
 _TOKENIZER = flags.DEFINE_string(
     "tokenizer", None, "Tokenizer directory; trained into it when it has none. Default: that of --init_from."
 )
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here.")
+_VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 4000, "Pieces of a tokenizer trained here; 0: ByT5's, of bytes."
+)
+_SPLITS = flags.DEFINE_list("splits", ["train", "validation"], "For training and for validation.")
+_TRAIN_TARGETS = flags.DEFINE_list(
+    "train_targets", [], "Text files whose line n is a further target of training source n."
+)
 _INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
 _OUTPUT = flags.DEFINE_string("output", None, "Where checkpoints go.")
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory to write at the end (bfloat16).")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.")
 _ACCUMULATED = flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch, one in memory at a time.")
-_BUCKETS = flags.DEFINE_list(
-    "buckets", ["12", "16", "20", "24", "28", "32", "40", "48"], "Padded lengths, tokens."
-)
 _STEPS = flags.DEFINE_integer("num_steps", 2600, "Steps in all.")
 _WARMUP = flags.DEFINE_integer("warmup_steps", 300, "Steps of linear warm-up.")
 _DECAY = flags.DEFINE_enum(
@@ -54,6 +57,7 @@ _DTYPE = flags.DEFINE_enum(
 _DATA_PARALLEL = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.")
 _MODEL_PARALLEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, width, vocabulary.")
 _REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports; each validates and checkpoints.")
+_NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.")
 _BLEU = flags.DEFINE_integer("bleu_examples", 0, "Validation sources to decode greedily at each report.")
 _EXPORT_BY = flags.DEFINE_enum(
     "export_by", "loss", ["loss", "bleu", "last"], "Which step to export: the best one, or the last."
@@ -70,16 +74,29 @@ _SHAPE = {
 Validate = Callable[[Any], dict[str, float]]
 
 
-def buckets() -> list[int]:
-    return [int(size) for size in _BUCKETS.value]
+def training_texts() -> Sequence[data.TextPair]:
+    """Those of the training split, then its sources with each file of --train_targets."""
+    texts = tasks.pairs(_SPLITS.value[0])
+    if not _TRAIN_TARGETS.value:
+        return texts
+    joined = list(texts)
+    for path in _TRAIN_TARGETS.value:
+        lines = data.read_lines(path)
+        if len(lines) != len(texts):
+            raise ValueError(
+                f"--train_targets: {path} has {len(lines)} lines, but there are {len(texts)} training "
+                "sources: give one line for each"
+            )
+        joined += [(source, line) for (source, _), line in zip(texts, lines, strict=True)]
+    return joined
 
 
-def load_tokenizer() -> Any:
-    """That of --tokenizer, trained first if need be, else that of --init_from."""
+def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
+    """That of --tokenizer, made first if need be, else that of --init_from."""
     if _TOKENIZER.value:
         prefix = len(tasks.task().prefix)
-        lines = (text for source, target in tasks.read("train") for text in (source[prefix:], target))
-        return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value)
+        lines = (line for source, target in texts for line in (source[prefix:], target))
+        return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
         return api.load_tokenizer(_INIT_FROM.value)
     raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
@@ -111,10 +128,11 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
     return config, params
 
 
-def make_validate(module: t5.T5, mesh: Any, tokenizer: Any, encode: data.Encode) -> Validate:
+def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
     """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
-    texts = tasks.read("validation")
-    batches = data.evaluation_batches(data.tokenize(texts, encode, max(buckets())), 64, buckets())
+    texts = tasks.read(_SPLITS.value[1], _NUM_VALIDATION.value)
+    shapes = tasks.shapes()
+    batches = data.evaluation_batches(tasks.tokenize(texts, tokenizer), 64, shapes)
     evaluate = loop.make_evaluate(module, mesh)
     decoded = texts[: _BLEU.value]
 
@@ -125,46 +143,42 @@ def make_validate(module: t5.T5, mesh: Any, tokenizer: Any, encode: data.Encode)
             outputs = []
             for i in range(0, len(decoded), 64):
                 sources = [source for source, _ in decoded[i : i + 64]]
-                outputs += api.generate(model, sources, max_new_tokens=max(buckets()), truncate=True).texts
+                outputs += api.generate(model, sources, max_new_tokens=shapes[-1][1], truncate=True).texts
             results["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
         return results
 
     return validate
 
 
-def data_order(num_pairs: int) -> dict[str, Any]:
-    """What the batches of a run depend on, besides the step count."""
-    return {
-        "seed": _SEED.value, "batch_size": _BATCH_SIZE.value, "buckets": buckets(), "num_pairs": num_pairs,
-        **tasks.fingerprint(),
-    }  # fmt: skip
-
-
 def start_or_resume(
-    saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, order: Any
+    saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, batches: data.Stream
 ) -> tuple[TrainState, stopping.Best]:
-    """The newest checkpoint, if there is one; its data must come in the order that it did."""
+    """The newest checkpoint, if there is one; `batches` goes on where it stood then."""
     if saved.latest_step is None:
         best = stopping.Best(larger_is_better=_EXPORT_BY.value == "bleu")
         return init_state(params, optimization, seed=_SEED.value, mesh=mesh), best
     state, note = saved.restore(abstract_state(params, optimization, mesh))
-    for name, value in order.items():
-        if note["data_order"][name] != value:
+    remedy = "resume with that, or give another --output (with --init_from to keep the weights)"
+    for name, value in identity().items():
+        if note["run"][name] != value:
             raise ValueError(
-                f"{name}={value}, but {saved.directory} was trained with {note['data_order'][name]}: "
-                "resume with that, or give another --output (with --init_from to keep the weights)"
+                f"{name}={value}, but {saved.directory} was trained with {note['run'][name]}: {remedy}"
             )
-    if note["export_by"] != _EXPORT_BY.value:
-        raise ValueError(
-            f"--export_by={_EXPORT_BY.value}, but {saved.directory} was trained with {note['export_by']}: "
-            "resume with that, or give another --output"
-        )
+    try:
+        batches.set_state(note["data"].encode())
+    except ValueError as error:
+        raise ValueError(f"{saved.directory}: {error}, with another --output") from error
     return state, stopping.Best(**note["best"])
+
+
+def identity() -> dict[str, Any]:
+    """What a run that is resumed must share with the one that was stopped, besides its data's settings."""
+    return {**tasks.fingerprint(), "splits": _SPLITS.value, "export_by": _EXPORT_BY.value}
 
 
 def train(
     console: Console, saved: checkpoints.Checkpoints, state: TrainState, best: stopping.Best, step: loop.Step,
-    batches: Any, validate: Validate, order: Any,
+    batches: data.Stream, validate: Validate,
 ) -> tuple[TrainState, stopping.Best]:  # fmt: skip
     """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
 
@@ -178,7 +192,8 @@ def train(
             soft_wrap=True,
         )
         best = best.update(progress.step, results.get(_EXPORT_BY.value, results["loss"]))
-        note = {"data_order": order, "export_by": _EXPORT_BY.value, "best": dataclasses.asdict(best)}
+        position = batches.get_state().decode()
+        note = {"run": identity(), "data": position, "best": dataclasses.asdict(best)}
         saved.save(progress.step, state, note, keep=() if best.step is None else (best.step,))
         if best.should_stop(_PATIENCE.value):
             console.print(f"stopped: none of the last {best.num_worse} reports was better than {best.step}")
@@ -197,23 +212,24 @@ def main(argv: list[str]) -> None:
     console = Console()
     mesh = sharding.make_mesh(_DATA_PARALLEL.value, _MODEL_PARALLEL.value)
     optimization, saved = read_optimization(), checkpoints.Checkpoints(_OUTPUT.value)
-    with console.status("reading and tokenising"):
-        tokenizer = load_tokenizer()
-        encode: data.Encode = lambda texts: tokenizer(list(texts)).input_ids  # noqa: E731
-        pairs = data.tokenize(tasks.read("train"), encode, max(buckets()))
+    with console.status("reading"):
+        texts = training_texts()
+        tokenizer = load_tokenizer(texts)
         config, params = initial_model(len(tokenizer))
         module = t5.T5(config)
-        validate = make_validate(module, mesh, tokenizer, encode)
+        validate = make_validate(module, mesh, tokenizer)
+    batches = data.stream(
+        texts, tasks.encoder(tokenizer), batch_size=_BATCH_SIZE.value, shapes=tasks.shapes(),
+        seed=_SEED.value, truncate_sources=tasks.truncate_sources(),
+    )  # fmt: skip
     num_params = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{num_params / 1e6:.2f} M parameters, {len(pairs)} training pairs")
-    order = data_order(len(pairs))
-    state, best = start_or_resume(saved, params, optimization, mesh, order)
+    console.print(f"{num_params / 1e6:.2f} M parameters, {len(texts)} training pairs")
+    state, best = start_or_resume(saved, params, optimization, mesh, batches)
     like = abstract_state(params, optimization, mesh)
     first = int(state.step)
     console.print(f"resumed at step {first} from {_OUTPUT.value}" if first else "new run", soft_wrap=True)
-    batches = data.training_batches(pairs, _BATCH_SIZE.value, buckets(), _SEED.value, first)
     step = loop.make_step(loop.likelihood(module, _SMOOTHING.value), optimization, like)
-    state, best = train(console, saved, state, best, step, batches, validate, order)
+    state, best = train(console, saved, state, best, step, batches, validate)
     if _EXPORT_BY.value != "last" and best.step is not None:
         state, _ = saved.restore(like, best.step)
     saved.close()

@@ -98,15 +98,18 @@ def prefilled(params, num_slots=NUM_SLOTS):
     return cache_lib.rollback(cache, jnp.asarray([len(row) for row in PREFIXES]))
 
 
-def sequential_logits(params, row: int, path: list[int]) -> np.ndarray:
-    """Logits after the last token of a path, fed as plain text behind the row's prefix."""
-    tokens = PREFIXES[row] + TOKENS[row, path].tolist()
-    tokens = np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None]
+@functools.cache
+def whole():
+    """Teacher forcing, compiled once."""
+    return jax.jit(lambda params, *inputs: t5.T5(CONFIG).apply({"params": params}, *inputs))
+
+
+def logits_after(params, row: int, tokens: list[int]) -> np.ndarray:
+    """Logits `[V]` after a row's prefix and more tokens, as plain text."""
+    tokens = PREFIXES[row] + tokens
     source = jnp.asarray(SOURCES[row : row + 1])
-    logits = jax.jit(lambda p, *x: t5.T5(CONFIG).apply({"params": p}, *x))(
-        params, source, source > 0, jnp.asarray(tokens)
-    )
-    return np.asarray(logits)[0, len(PREFIXES[row]) + len(path) - 1]
+    padded = jnp.asarray(np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None])
+    return np.asarray(whole()(params, source, source > 0, padded))[0, len(tokens) - 1]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -119,7 +122,8 @@ def test_tree_logits_equal_sequential_decoding_along_each_path(params, seed):
     for row in range(NUM_ROWS):
         for position in range(NUM_NODES + 1):
             path = path_to(np.asarray(topology.parents)[row], position)
-            np.testing.assert_allclose(logits[row, position], sequential_logits(params, row, path), atol=1e-5)
+            expected = logits_after(params, row, TOKENS[row, path].tolist())
+            np.testing.assert_allclose(logits[row, position], expected, atol=1e-5)
 
 
 def test_tree_fed_level_by_level_equals_one_call(params):
@@ -158,10 +162,5 @@ def test_cache_keeps_exactly_the_accepted_path(params, seed):
     length = root + 1 + np.array([len(path) for path in paths])
     logits, _, _ = jitted("decode")(params, cache_lib.rollback(kept, length), jnp.asarray(TOKENS[:, :1]))
     for row, path in enumerate(paths):
-        tokens = PREFIXES[row] + TOKENS[row, [0, *path, 0]].tolist()
-        source = jnp.asarray(SOURCES[row : row + 1])
-        padded_tokens = jnp.asarray(np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None])
-        expected = jax.jit(lambda p, *x: t5.T5(CONFIG).apply({"params": p}, *x))(
-            params, source, source > 0, padded_tokens
-        )
-        np.testing.assert_allclose(logits[row, 0], expected[0, len(tokens) - 1], atol=1e-5)
+        expected = logits_after(params, row, TOKENS[row, [0, *path, 0]].tolist())
+        np.testing.assert_allclose(logits[row, 0], expected, atol=1e-5)

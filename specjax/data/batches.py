@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
+Shape = tuple[int, int]  # (S, N) of a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +43,23 @@ class Batch:
     target_mask: np.ndarray
 
 
-def tokenize(pairs: Sequence[tuple[str, str]], encode: Encode, max_length: int) -> list[Pair]:
-    """Encodes text pairs and drops those of which a side is empty or over `max_length` ids."""
+def tokenize(
+    pairs: Sequence[tuple[str, str]], encode: Encode, largest: Shape, truncate_sources: bool = False
+) -> list[Pair]:
+    """Encodes text pairs and drops those with an empty side or more ids than the `largest` shape holds.
+
+    With `truncate_sources`, long sources are cut instead, their end token kept.
+    """
+    max_source, max_target = largest
     sources = encode([source for source, _ in pairs])
     targets = encode([target for _, target in pairs])
-    encoded = (Pair(s, t) for s, t in zip(sources, targets, strict=True))
-    return [p for p in encoded if min(len(p.source), len(p.target)) > 1 and p.length <= max_length]
+    if truncate_sources:
+        sources = [s if len(s) <= max_source else [*s[: max_source - 1], s[-1]] for s in sources]
+    return [
+        Pair(s, t)
+        for s, t in zip(sources, targets, strict=True)
+        if 1 < len(s) <= max_source and 1 < len(t) <= max_target
+    ]
 
 
 def pad(rows: Sequence[Sequence[int]], width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -72,68 +84,84 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
     raise ValueError(f"length {length} is over the largest bucket {max(buckets)}")
 
 
-def make_batch(pairs: Sequence[Pair], width: int, target_width: int | None = None) -> Batch:
-    """Pads sources to S = `width` and targets to N = `target_width`, where None means S."""
-    source_ids, source_mask = pad([p.source for p in pairs], width)
-    target_ids, target_mask = pad([p.target for p in pairs], target_width or width)
+def shape_for(pairs: Sequence[Pair], shapes: Sequence[Shape]) -> Shape:
+    """The first of the growing `shapes` that holds all pairs.
+
+    Raises:
+      ValueError: none does.
+    """
+    num_source, num_target = (max(len(p.source) for p in pairs), max(len(p.target) for p in pairs))
+    for s, n in shapes:
+        if num_source <= s and num_target <= n:
+            return s, n
+    raise ValueError(f"a pair of {num_source} and {num_target} ids is over the largest shape {shapes[-1]}")
+
+
+def make_batch(pairs: Sequence[Pair], shape: Shape) -> Batch:
+    """Pads sources to S and targets to N."""
+    source_ids, source_mask = pad([p.source for p in pairs], shape[0])
+    target_ids, target_mask = pad([p.target for p in pairs], shape[1])
     return Batch(source_ids, source_mask, target_ids, target_mask)
 
 
-def epoch(
-    pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int], seed: int, number: int
-) -> list[tuple[np.ndarray, int]]:
-    """The batches of one epoch as (indices, width), a pure function of its arguments.
+def alike(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape]) -> list[list[int]]:
+    """Indices of pairs in batches of similar length, so that little is padded; the rest is dropped."""
+    order = sorted(range(len(pairs)), key=lambda i: (shape_for([pairs[i]], shapes), pairs[i].length))
+    return [order[cut : cut + batch_size] for cut in range(0, len(pairs) - batch_size + 1, batch_size)]
 
-    Examples are shuffled, sorted by length within windows of 32 batches so that little is
-    padded, and the batches are shuffled again. The last, incomplete batch is dropped.
+
+def epoch(
+    pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape], seed: int, number: int
+) -> list[list[int]]:
+    """The batches of one epoch as indices, a pure function of its arguments.
+
+    Pairs are shuffled, put beside those alike within windows of 32 batches, and the batches are
+    shuffled again. A last, incomplete batch is dropped.
     """
     random = np.random.default_rng((seed, number))
     order = random.permutation(len(pairs))
     batches = []
     for start in range(0, len(order), 32 * batch_size):
-        window = sorted(order[start : start + 32 * batch_size], key=lambda i: pairs[i].length)
-        cuts = range(0, len(window) - batch_size + 1, batch_size)
-        batches += [np.array(window[cut : cut + batch_size]) for cut in cuts]
+        window = order[start : start + 32 * batch_size]
+        batches += [window[rows] for rows in alike([pairs[i] for i in window], batch_size, shapes)]
     random.shuffle(batches)
-    return [(rows, bucket(max(pairs[i].length for i in rows), buckets)) for rows in batches]
+    return [rows.tolist() for rows in batches]
 
 
 def training_rows(
-    pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int], seed: int, start_step: int = 0
-) -> Iterator[tuple[np.ndarray, int]]:
-    """Endless (indices, width) of batches; that of step n is the same wherever the iteration starts.
+    pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape], seed: int, start_step: int = 0
+) -> Iterator[list[int]]:
+    """Endless indices of batches; those of step n are the same wherever the iteration starts.
 
     Raises:
       ValueError: fewer pairs than one batch.
     """
     if len(pairs) < batch_size:
         raise ValueError(f"batch_size={batch_size}, but there are only {len(pairs)} pairs")
-    steps_per_epoch = len(epoch(pairs, batch_size, buckets, seed, 0))
+    steps_per_epoch = len(epoch(pairs, batch_size, shapes, seed, 0))
     number, skip = divmod(start_step, steps_per_epoch)
     while True:
-        yield from epoch(pairs, batch_size, buckets, seed, number)[skip:]
+        yield from epoch(pairs, batch_size, shapes, seed, number)[skip:]
         number, skip = number + 1, 0
 
 
-def training_batches(
-    pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int], seed: int, start_step: int = 0
-) -> Iterator[Batch]:
-    """The batches of `training_rows`."""
-    for rows, width in training_rows(pairs, batch_size, buckets, seed, start_step):
-        yield make_batch([pairs[i] for i in rows], width)
-
-
-def evaluation_batches(pairs: Sequence[Pair], batch_size: int, buckets: Sequence[int]) -> list[Batch]:
+def evaluation_batches(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape]) -> list[Batch]:
     """All pairs once, the short ones first, so that little is padded."""
-    ordered = sorted(pairs, key=lambda pair: pair.length)
+    ordered = sorted(pairs, key=lambda pair: (shape_for([pair], shapes), pair.length))
     chunks = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
-    return [make_batch(chunk, bucket(chunk[-1].length, buckets)) for chunk in chunks]
+    return [make_batch(chunk, shape_for(chunk, shapes)) for chunk in chunks]
 
 
-def load_or_train_tokenizer(directory: str | pathlib.Path, lines: Iterable[str], vocab_size: int) -> Any:
-    """The tokenizer in `directory`; when there is none, trains one on `lines` and writes it there.
+def load_or_train_tokenizer(
+    directory: str | pathlib.Path, lines: Iterable[str], vocab_size: int | None
+) -> Any:
+    """The tokenizer in `directory`; when there is none, makes one and writes it there.
 
-    A unigram model with T5's conventions: pad 0, end 1, unknown 2, no sentinels.
+    Pad is 0, end 1 and unknown 2, as T5 has them.
+
+    Args:
+      lines: text to train a unigram model on, without sentinels.
+      vocab_size: of it; None: ByT5's tokenizer of bytes, which needs no training.
     """
     import tempfile
 
@@ -141,7 +169,11 @@ def load_or_train_tokenizer(directory: str | pathlib.Path, lines: Iterable[str],
     import transformers
 
     directory = pathlib.Path(directory)
-    if not (directory / "tokenizer_config.json").exists():
+    if (directory / "tokenizer_config.json").exists():
+        pass
+    elif vocab_size is None:
+        transformers.ByT5Tokenizer().save_pretrained(directory)
+    else:
         with tempfile.TemporaryDirectory() as scratch:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines), model_prefix=f"{scratch}/spiece", vocab_size=vocab_size,

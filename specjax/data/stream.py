@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from specjax.data.batches import Batch, Encode, Pair, make_batch
+from specjax.data.batches import Batch, Encode, Shape, alike, make_batch, shape_for, tokenize
 
 WINDOW = 32  # batches
-
-Buckets = Sequence[tuple[int, int]]  # the shapes (S, N) that batches may have
 
 
 class Stream:
@@ -63,43 +61,22 @@ class _Batching:
 
     encode: Encode
     batch_size: int
-    buckets: Buckets
+    shapes: Sequence[Shape]
     seed: int
     truncate_sources: bool
     window: int  # pairs of a full window
 
     def batches(self, number: int, texts: Sequence[tuple[str, str]]) -> list[Batch]:
-        pairs = sorted(self.tokenize(texts), key=lambda pair: (self.bucket([pair]), pair.length))
-        cuts = range(0, len(pairs) - self.batch_size + 1, self.batch_size)
-        if not cuts and len(texts) == self.window:
+        pairs = tokenize(texts, self.encode, self.shapes[-1], self.truncate_sources)
+        rows = alike(pairs, self.batch_size, self.shapes)
+        if not rows and len(texts) == self.window:
             raise ValueError(
-                f"only {len(pairs)} of {len(texts)} pairs fit buckets={list(self.buckets)}, and a batch "
-                f"needs {self.batch_size}: add a larger bucket, or truncate_sources=True"
+                f"only {len(pairs)} of {len(texts)} pairs fit shapes={list(self.shapes)}, and a batch "
+                f"needs {self.batch_size}: add a larger shape, or truncate_sources=True"
             )
-        batches = [self.pad(pairs[cut : cut + self.batch_size]) for cut in cuts]
-        order = np.random.default_rng((self.seed, number)).permutation(len(batches))
-        return [batches[i] for i in order]
-
-    def tokenize(self, texts: Sequence[tuple[str, str]]) -> list[Pair]:
-        """Pairs that fit the largest bucket and have no empty side."""
-        max_source, max_target = self.buckets[-1]
-        sources = self.encode([source for source, _ in texts])
-        targets = self.encode([target for _, target in texts])
-        if self.truncate_sources:
-            sources = [s if len(s) <= max_source else [*s[: max_source - 1], s[-1]] for s in sources]
-        return [
-            Pair(s, t)
-            for s, t in zip(sources, targets, strict=True)
-            if 1 < len(s) <= max_source and 1 < len(t) <= max_target
-        ]
-
-    def bucket(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """The smallest bucket that holds all of them."""
-        num_source, num_target = (max(len(p.source) for p in pairs), max(len(p.target) for p in pairs))
-        return next((s, n) for s, n in self.buckets if num_source <= s and num_target <= n)
-
-    def pad(self, pairs: Sequence[Pair]) -> Batch:
-        return make_batch(pairs, *self.bucket(pairs))
+        random = np.random.default_rng((self.seed, number))
+        batches = [[pairs[i] for i in rows[j]] for j in random.permutation(len(rows))]
+        return [make_batch(batch, shape_for(batch, self.shapes)) for batch in batches]
 
 
 def stream(
@@ -107,7 +84,7 @@ def stream(
     encode: Encode,
     *,
     batch_size: int,
-    buckets: Buckets,
+    shapes: Sequence[Shape],
     seed: int,
     truncate_sources: bool = False,
     process_index: int = 0,
@@ -115,28 +92,28 @@ def stream(
 ) -> Stream:
     """Endless training batches of text pairs, each process with a share of its own.
 
-    Every epoch has another order, and uses each pair once at most: those that fit no bucket, and
+    Every epoch has another order, and uses each pair once at most: those that fit no shape, and
     what a window has left over below a batch, are passed over. Equal arguments give equal streams.
 
     Args:
       texts: such as `load(...).pairs`; indexed, never listed, so it may be larger than memory.
       encode: texts -> ids, the end token included. Called on two lists a window.
       batch_size: pairs a batch, in this process.
-      buckets: allowed (S, N), growing in both; a program is compiled for each.
+      shapes: allowed (S, N), growing in both; a program is compiled for each.
       seed: of the order.
       truncate_sources: cuts sources to the largest S, their end token kept; otherwise a pair with a
         longer one is dropped. Longer targets always are.
       process_index, process_count: `jax.process_index()` and `jax.process_count()`.
 
     Raises:
-      ValueError: no such process; too few pairs; buckets that do not grow; more than one bucket
+      ValueError: no such process; too few pairs; shapes that do not grow; more than one shape
         with more than one process, whose shapes would differ in a step.
     """
-    _check(len(texts), batch_size, buckets, process_index, process_count)
+    _check(len(texts), batch_size, shapes, process_index, process_count)
     window = min(WINDOW * batch_size, len(range(process_index, len(texts), process_count)))
-    batching = _Batching(encode, batch_size, buckets, seed, truncate_sources, window)
+    batching = _Batching(encode, batch_size, shapes, seed, truncate_sources, window)
     settings = {
-        "num_pairs": len(texts), "batch_size": batch_size, "buckets": [list(bucket) for bucket in buckets],
+        "num_pairs": len(texts), "batch_size": batch_size, "shapes": [list(shape) for shape in shapes],
         "seed": seed, "truncate_sources": truncate_sources, "window": window,
         "process_index": process_index, "process_count": process_count,
     }  # fmt: skip
@@ -163,17 +140,19 @@ def _iterate(
     return iter(grain.experimental.FlatMapIterDataset(reading, Unbatch()))
 
 
-def _check(num_pairs: int, batch_size: int, buckets: Buckets, process_index: int, process_count: int) -> None:
+def _check(
+    num_pairs: int, batch_size: int, shapes: Sequence[Shape], process_index: int, process_count: int
+) -> None:
     if not 0 <= process_index < process_count:
         raise ValueError(f"process_index={process_index} is not below process_count={process_count}")
     if num_pairs // process_count < batch_size:
         raise ValueError(
             f"batch_size={batch_size}, but there are only {num_pairs} pairs for {process_count} processes"
         )
-    if not buckets or any(s > t or n > m for (s, n), (t, m) in itertools.pairwise(buckets)):
-        raise ValueError(f"buckets={list(buckets)}: give shapes (S, N) that grow in both numbers")
-    if process_count > 1 and len(buckets) > 1:
+    if not shapes or any(s > t or n > m for (s, n), (t, m) in itertools.pairwise(shapes)):
+        raise ValueError(f"shapes={list(shapes)}: give shapes (S, N) that grow in both numbers")
+    if process_count > 1 and len(shapes) > 1:
         raise ValueError(
-            f"buckets={list(buckets)} with process_count={process_count}: give one bucket, since in a "
+            f"shapes={list(shapes)} with process_count={process_count}: give one shape, since in a "
             "step all processes need the same shape"
         )

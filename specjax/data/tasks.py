@@ -31,6 +31,18 @@ def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[Tex
     return [(task.prefix + context, turn) for context, turn in list(zip(contexts, turns, strict=True))[1:]]
 
 
+def leading_sentences(
+    task: "Task", example: Example, num_sentences: int = 3, num_leading: int = 2
+) -> list[TextPair]:
+    """The first sentences of each passage of a text, given the passage: a task of copying.
+
+    Passages of `num_sentences` start at every second sentence, so that few articles give many pairs.
+    """
+    sentences = re.split(r"(?<=[.!?])\s+", _field(example, task.source, str).strip())
+    passages = [sentences[i : i + num_sentences] for i in range(0, len(sentences) - num_sentences + 1, 2)]
+    return [(task.prefix + " ".join(passage), " ".join(passage[:num_leading])) for passage in passages]
+
+
 def _field(example: Example, name: str, kind: type) -> Any:
     if name not in example:
         raise ValueError(f"field {name!r} is missing; the fields are {', '.join(map(repr, example))}")
@@ -113,6 +125,10 @@ TASKS: Mapping[str, Task] = {
         prepared.Dataset(
             "cnn_dailymail:3.4.0", "tensorflow_datasets.summarization.cnn_dailymail", ("tensorflow", "bs4")
         ),
+    ),
+    # Copying, as a model without pretraining can learn it; no summaries.
+    "cnn_dailymail_lead": Task(
+        "", "article", "article", _splits("cnn_dm/SPLIT*.jsonl"), convert=leading_sentences
     ),
     # XDailyDialog: a list of turns in each language.
     "dialogue": Task(

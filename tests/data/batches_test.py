@@ -14,7 +14,7 @@ def pairs_of(lengths):
 
 def test_empty_and_long_pairs_are_dropped():
     encode = lambda texts: [[7] * len(t.split()) + [1] for t in texts]  # noqa: E731
-    kept = data.tokenize([("a b", "c"), ("", "c"), ("a", "b c d e")], encode, max_length=4)
+    kept = data.tokenize([("a b", "c"), ("", "c"), ("a", "b c d e")], encode, (4, 4))
     assert kept == [data.Pair([7, 7, 1], [7, 1])]
 
 
@@ -30,26 +30,52 @@ def test_the_smallest_bucket_that_fits_is_chosen():
         data.bucket(17, (8, 4, 16))
 
 
+SHAPES = [(4, 5), (10, 10)]
+
+
+def test_the_first_shape_that_holds_source_and_target_is_chosen():
+    assert data.shape_for([data.Pair([1] * 3, [1] * 5)], SHAPES) == (4, 5)
+    assert data.shape_for([data.Pair([1] * 3, [1] * 5), data.Pair([1], [1] * 6)], SHAPES) == (10, 10)
+    with pytest.raises(ValueError, match=r"11 and 2 ids is over the largest shape \(10, 10\)"):
+        data.shape_for([data.Pair([1] * 11, [1] * 2)], SHAPES)
+
+
+def test_long_sources_are_dropped_or_cut_before_their_end_token():
+    encode = lambda texts: [[*range(2, 2 + len(text.split())), 1] for text in texts]  # noqa: E731
+    texts = [("a b c d", "a b"), ("a", "b"), ("a", "a b c")]
+    assert data.tokenize(texts, encode, (3, 3)) == [data.Pair([2, 1], [2, 1])]
+    cut = data.tokenize(texts, encode, (3, 3), truncate_sources=True)
+    assert cut == [data.Pair([2, 3, 1], [2, 3, 1]), data.Pair([2, 1], [2, 1])]
+
+
 def test_an_epoch_uses_each_pair_once_and_differs_from_the_next():
     pairs = pairs_of([1 + n % 9 for n in range(40)])
-    first, second = (data.epoch(pairs, 4, (4, 10), seed=1, number=n) for n in (0, 1))
-    assert sorted(np.concatenate([rows for rows, _ in first])) == list(range(40))
-    assert [tuple(rows) for rows, _ in first] != [tuple(rows) for rows, _ in second]
-    assert all(max(pairs[i].length for i in rows) <= width for rows, width in first)
+    first, second = (data.epoch(pairs, 4, SHAPES, seed=1, number=n) for n in (0, 1))
+    assert sorted(i for rows in first for i in rows) == list(range(40)) and first != second
+
+
+def test_rows_of_a_batch_are_alike():
+    pairs = pairs_of([1 + n % 9 for n in range(36)])
+    spread = [np.ptp([pairs[i].length for i in rows]) for rows in data.epoch(pairs, 4, SHAPES, 1, 0)]
+    assert max(spread) == 0
 
 
 def test_batches_continue_where_a_run_stopped():
     pairs = pairs_of([1 + n % 9 for n in range(24)])
-    whole = list(itertools.islice(data.training_batches(pairs, 4, (4, 10), seed=3), 15))
-    rest = list(itertools.islice(data.training_batches(pairs, 4, (4, 10), seed=3, start_step=8), 7))
-    for a, b in zip(whole[8:], rest, strict=True):
-        np.testing.assert_array_equal(a.source_ids, b.source_ids)
-        np.testing.assert_array_equal(a.target_mask, b.target_mask)
+    whole = list(itertools.islice(data.training_rows(pairs, 4, SHAPES, seed=3), 15))
+    assert list(itertools.islice(data.training_rows(pairs, 4, SHAPES, seed=3, start_step=8), 7)) == whole[8:]
 
 
 def test_too_few_pairs_for_a_batch_is_an_error():
     with pytest.raises(ValueError, match="batch_size=4, but there are only 3 pairs"):
-        next(data.training_batches(pairs_of([1, 2, 3]), 4, (8,), seed=0))
+        next(data.training_rows(pairs_of([1, 2, 3]), 4, [(8, 8)], seed=0))
+
+
+def test_the_tokenizer_of_bytes_keeps_code_as_it_is(tmp_path):
+    tokenizer = data.load_or_train_tokenizer(tmp_path / "bytes", [], vocab_size=None)
+    code = "def f(x):\n    return {x: [x]}\n"
+    assert tokenizer.decode(tokenizer(code).input_ids, skip_special_tokens=True) == code
+    assert tokenizer("a").input_ids == [ord("a") + 3, 1]
 
 
 def test_a_trained_tokenizer_has_the_conventions_of_t5_and_is_read_back(tmp_path):

@@ -21,9 +21,7 @@ def encode(texts):
 
 
 def make(texts, seed=0, **options):
-    return data.stream(
-        texts, encode, **{"batch_size": 4, "buckets": [(4, 4), (8, 9)], "seed": seed} | options
-    )
+    return data.stream(texts, encode, **{"batch_size": 4, "shapes": [(4, 4), (8, 9)], "seed": seed} | options)
 
 
 def indices(batches):
@@ -68,9 +66,9 @@ def test_source_and_target_of_a_pair_stay_together_in_a_bucket_that_fits():
 
 
 def test_processes_have_disjoint_shares_that_cover_all():
-    texts, buckets = texts_of(42), [(8, 9)]
+    texts, shapes = texts_of(42), [(8, 9)]
     shares = [
-        indices(take(make(texts, batch_size=2, buckets=buckets, process_index=i, process_count=3), 7))
+        indices(take(make(texts, batch_size=2, shapes=shapes, process_index=i, process_count=3), 7))
         for i in range(3)
     ]
     assert sorted(itertools.chain(*shares)) == list(range(42))
@@ -138,11 +136,11 @@ def test_texts_are_read_as_they_are_needed():
     ("count", "options", "message"),
     [
         (3, {}, "batch_size=4, but there are only 3 pairs for 1 processes"),
-        (7, {"process_count": 2, "buckets": [(8, 9)]}, "only 7 pairs for 2 processes"),
+        (7, {"process_count": 2, "shapes": [(8, 9)]}, "only 7 pairs for 2 processes"),
         (40, {"process_index": 1}, "process_index=1 is not below process_count=1"),
-        (40, {"process_count": 2}, r"buckets=\[\(4, 4\), \(8, 9\)\] with process_count=2: give one bucket"),
-        (40, {"buckets": []}, r"buckets=\[\]: give shapes"),
-        (40, {"buckets": [(8, 4), (4, 8)]}, "grow in both"),
+        (40, {"process_count": 2}, r"shapes=\[\(4, 4\), \(8, 9\)\] with process_count=2: give one shape"),
+        (40, {"shapes": []}, r"shapes=\[\]: give shapes"),
+        (40, {"shapes": [(8, 4), (4, 8)]}, "grow in both"),
     ],
 )
 def test_misuse_is_refused_before_the_first_batch(count, options, message):
@@ -151,5 +149,5 @@ def test_misuse_is_refused_before_the_first_batch(count, options, message):
 
 
 def test_a_set_of_which_too_few_pairs_fit_is_an_error_and_not_an_endless_wait():
-    with pytest.raises(ValueError, match=r"only 0 of 40 pairs fit buckets=\[\(1, 1\)\]"):
-        next(make(texts_of(40), buckets=[(1, 1)]))
+    with pytest.raises(ValueError, match=r"only 0 of 40 pairs fit shapes=\[\(1, 1\)\]"):
+        next(make(texts_of(40), shapes=[(1, 1)]))

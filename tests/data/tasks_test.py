@@ -54,7 +54,7 @@ def test_cnn_dailymail_is_read_with_the_newlines_of_its_highlights(prepared_dir)
 def test_a_prepared_dataset_is_streamed(prepared_dir):
     pairs = data.load(data.TASKS["wmt14_en_de"], "train", prepared_dir).pairs
     encode = lambda texts: [[int(re.search("[0-9]+", text)[0]), 1] for text in texts]  # noqa: E731
-    batch = next(data.stream(pairs, encode, batch_size=5, buckets=[(2, 2)], seed=0))
+    batch = next(data.stream(pairs, encode, batch_size=5, shapes=[(2, 2)], seed=0))
     assert sorted(batch.source_ids[:, 0]) == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(batch.source_ids, batch.target_ids)
 
@@ -149,3 +149,11 @@ def test_json_lines_need_neither_tensorflow_datasets_nor_tensorflow(tmp_path, mo
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     write_jsonl(tmp_path / "train.jsonl.gz", [{"source": "a", "target": "b"}])
     assert data.load(data.TASKS["jsonl"], "train", tmp_path).pairs == [("a", "b")]
+
+
+def test_leading_sentences_of_overlapping_passages_are_copied(tmp_path):
+    write_jsonl(
+        tmp_path / "cnn_dm" / "test.jsonl.gz", [{"article": "A a. B? C! D d. E. F.", "highlights": "x"}]
+    )
+    pairs = data.load(data.TASKS["cnn_dailymail_lead"], "test", tmp_path).pairs
+    assert pairs == [("A a. B? C!", "A a. B?"), ("C! D d. E.", "C! D d.")]

@@ -71,7 +71,7 @@ def test_chance_of_acceptance_is_one_minus_the_total_variation():
 
 
 def taught_batch():
-    batch = dataclasses.asdict(data.make_batch(tiny.pairs()[:8], 8))
+    batch = dataclasses.asdict(data.make_batch(tiny.pairs()[:8], (8, 8)))
     return distillation.make_teacher(t5.T5(TARGET), tiny.params(TARGET))(batch)
 
 
@@ -84,7 +84,7 @@ def test_training_raises_the_chance_of_acceptance(name):
     objective = distillation.divergence_from_target(module, losses.DIVERGENCES[name])
     step = loop.make_step(objective, optimization, now)
     acceptance = distillation.make_acceptance(target, module)
-    held = [data.make_batch(tiny.pairs()[:8], 8)]
+    held = [data.make_batch(tiny.pairs()[:8], (8, 8))]
     before = acceptance(tiny.params(TARGET), now.params, held)[0]
     batch, first = taught_batch(), None
     for _ in range(40):
@@ -97,7 +97,7 @@ def test_training_raises_the_chance_of_acceptance(name):
 def test_twin_draft_is_accepted_always():
     acceptance = distillation.make_acceptance(t5.T5(TARGET), t5.T5(TARGET))
     params = tiny.params(TARGET)
-    batches = [data.make_batch(tiny.pairs()[:5], 8), data.make_batch(tiny.pairs()[5:], 16)]
+    batches = [data.make_batch(tiny.pairs()[:5], (8, 8)), data.make_batch(tiny.pairs()[5:], (16, 16))]
     assert acceptance(params, params, batches) == (pytest.approx(1.0, abs=1e-5), 1.0)
     with pytest.raises(ValueError, match="no target token"):
         acceptance(params, params, [])
@@ -121,7 +121,7 @@ def test_generated_targets_are_the_models_own_whatever_the_batch(temperature):
 
 
 def test_on_policy_targets_are_the_drafts_own_and_change_with_the_seed():
-    batch = dataclasses.asdict(data.make_batch(tiny.pairs()[:8], 8))
+    batch = dataclasses.asdict(data.make_batch(tiny.pairs()[:8], (8, 8)))
     sample = distillation.make_on_policy(t5.T5Network(DRAFT), 8)
     one, again, other = (sample(tiny.params(DRAFT), batch, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one["target_ids"], again["target_ids"])

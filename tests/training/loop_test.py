@@ -41,7 +41,7 @@ def test_the_loss_is_a_mean_over_valid_tokens_so_padding_changes_nothing():
 
 def test_training_lowers_the_loss(step):
     evaluate = loop.make_evaluate(t5.T5(CONFIG))
-    batches = [data.make_batch(tiny.pairs()[:8], 8), data.make_batch(tiny.pairs()[8:], 8)]
+    batches = [data.make_batch(tiny.pairs()[:8], (8, 8)), data.make_batch(tiny.pairs()[8:], (8, 8))]
     before = evaluate(fresh_state().params, batches)
     after = evaluate(train(step, fresh_state(), 40).params, batches)
     assert after < before - 0.1
@@ -50,7 +50,7 @@ def test_training_lowers_the_loss(step):
 def uneven_batch(width=8):
     """Eight rows of 2 to 7 target tokens, so that parts of a batch hold unequal numbers of them."""
     rows = [[*range(2, 3 + i % 6), 1] for i in range(8)]
-    return dataclasses.asdict(data.make_batch([data.Pair(row, row) for row in rows], width))
+    return dataclasses.asdict(data.make_batch([data.Pair(row, row) for row in rows], (width, width)))
 
 
 def gradients(num_parts, batch, config=NO_DROPOUT):

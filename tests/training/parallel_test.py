@@ -38,7 +38,7 @@ def test_two_devices_train_as_one_does(optimizer, shape):
 
 def test_the_loss_on_two_devices_counts_rows_of_padding_for_nothing():
     pairs = tiny.pairs()
-    batches = [data.make_batch(pairs[:5], 8), data.make_batch(pairs[5:16], 8)]
+    batches = [data.make_batch(pairs[:5], (8, 8)), data.make_batch(pairs[5:16], (8, 8))]
     one = loop.make_evaluate(t5.T5(tiny.CONFIG))(tiny.params(), batches)
     mesh = sharding.make_mesh(2, 1)
     two = loop.make_evaluate(t5.T5(tiny.CONFIG), mesh)(tiny.fresh_state(mesh=mesh).params, batches)
