@@ -1,15 +1,16 @@
 """The same sources through two programs: the target alone, and with a drafter."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from experiments import measure, progress
-from specjax import acceptance, analysis, api, decode
+from specjax import acceptance, api, decode
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Generation
@@ -66,69 +67,72 @@ def decode_all(batches: Sequence[decode.Prepared], num_rows: int, label: str, co
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Decode-only times of both arms (encoders excluded), measured in turns.
+    """Both arms in turns, request by request, every result waited for.
 
     Attributes:
-      plain_ms, speculative_ms: milliseconds a token.
-      speedup: plain over speculative, turn by turn.
-      costs: the parts of a round.
-      predicted: the speed-up that tau and the parts predict.
+      plain_ms, speculative_ms: milliseconds a token, decode only (encoders excluded).
+      speedup: plain over speculative, decode only, turn by turn.
+      end_to_end: the same with the encoders of both models in it.
+      plain_latency_s, speculative_latency_s: `[requests]`, encoders included, medians over the turns.
+      prefill_share: of the plain arm's time, what its encoder takes.
+      gain: tokens a round of one arm over those of the other.
     """
 
     plain_ms: measure.Spread
     speculative_ms: measure.Spread
     speedup: measure.Spread
-    costs: measure.RoundCosts
-    predicted: float
-
-
-def time_loops(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
-) -> measure.Spread:
-    """The speed-up of one arm over the other, turn by turn: time a token, decode only."""
-    _, _, ratios, _ = _turns(plain, speculative, repeats, console)
-    return measure.Spread.of(ratios)
-
-
-def _turns(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
-) -> tuple[list[float], list[float], list[float], float]:
-    """Milliseconds a token of both arms, their ratios, and how many more tokens a round emits."""
-    runs = {"plain": _loops(plain), "speculative": _loops(speculative)}
-    tokens, rounds = {}, {}
-    for name, run in runs.items():
-        stats = jax.device_get(run())
-        tokens[name] = sum(int(s.num_emitted.sum()) for s in stats)
-        rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
-    turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
-    per_token = {name: [1e3 * turn[name] / tokens[name] for turn in turns] for name in runs}
-    ratios = [a / b for a, b in zip(per_token["plain"], per_token["speculative"], strict=True)]
-    # A round serves all rows of its batch: tokens per round of one arm over those of the other.
-    gain = (tokens["speculative"] / rounds["speculative"]) / (tokens["plain"] / rounds["plain"])
-    return per_token["plain"], per_token["speculative"], ratios, gain
+    end_to_end: measure.Spread
+    plain_latency_s: np.ndarray
+    speculative_latency_s: np.ndarray
+    prefill_share: float
+    gain: float
 
 
 def time_arms(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], sampled: bool,
-    repeats: int, console: Console,
-) -> Timing:  # fmt: skip
-    """Times the loops of both arms over the given batches, then the parts of a round."""
-    plain_ms, speculative_ms, ratios, gain = _turns(plain, speculative, repeats, console)
-    program, params, inputs = speculative[0]
-    with console.status("timing the parts of a round (four small programs to compile)"):
-        state = decode.jitted_prefill(program, params, **inputs)
-        costs = measure.round_costs(program, params, state, sampled)
+    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
+) -> Timing:
+    """Times prefill and loop of every request, the arms taking turns."""
+    arms = {"plain": plain, "speculative": speculative}
+    tokens, rounds = {}, {}
+    for name, requests in arms.items():  # compiles, too
+        stats = [jax.device_get(decode_one(request).stats) for request in requests]
+        tokens[name] = sum(int(s.num_emitted.sum()) for s in stats)
+        # A round serves all rows of its batch.
+        rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
+    runs = {name: functools.partial(_request_seconds, requests) for name, requests in arms.items()}
+    turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
+    # [turns, requests, 2]: prefill, loop
+    times = {name: np.array([turn[name] for turn in turns]) for name in arms}
+    per_token = {name: 1e3 * times[name][:, :, 1].sum(1) / tokens[name] for name in arms}
+    whole = {name: times[name].sum((1, 2)) / tokens[name] for name in arms}
+    latency = {name: np.median(times[name].sum(2), 0) for name in arms}
     return Timing(
-        plain_ms=measure.Spread.of(plain_ms),
-        speculative_ms=measure.Spread.of(speculative_ms),
-        speedup=measure.Spread.of(ratios),
-        costs=costs,
-        predicted=float(analysis.predicted_speedup(gain, program.max_depth, costs.c, costs.v, costs.o)),
+        plain_ms=measure.Spread.of(per_token["plain"]),
+        speculative_ms=measure.Spread.of(per_token["speculative"]),
+        speedup=measure.Spread.of(per_token["plain"] / per_token["speculative"]),
+        end_to_end=measure.Spread.of(whole["plain"] / whole["speculative"]),
+        plain_latency_s=latency["plain"],
+        speculative_latency_s=latency["speculative"],
+        prefill_share=float(np.median(times["plain"][:, :, 0].sum(1) / times["plain"].sum((1, 2)))),
+        gain=(tokens["speculative"] / rounds["speculative"]) / (tokens["plain"] / rounds["plain"]),
     )
 
 
-def _loops(batches: Sequence[decode.Prepared]) -> Callable[[], Any]:
-    """Runs the loops of all batches from states prefilled here."""
-    program, params, _ = batches[0]
-    states = [decode.jitted_prefill(program, params, **inputs) for _, _, inputs in batches]
-    return lambda: [decode.jitted_run(program, params, state).stats for state in states]
+def _request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, float]]:
+    """Seconds of prefill and of the loop of each request."""
+    seconds = []
+    for program, params, inputs in requests:
+        started = time.perf_counter()
+        state = jax.block_until_ready(decode.jitted_prefill(program, params, **inputs))
+        encoded = time.perf_counter()
+        jax.block_until_ready(decode.jitted_run(program, params, state))
+        seconds.append((encoded - started, time.perf_counter() - encoded))
+    return seconds
+
+
+def round_costs(request: decode.Prepared, sampled: bool, console: Console) -> measure.RoundCosts:
+    """The parts of a round, on a request's own state."""
+    program, params, inputs = request
+    with console.status("timing the parts of a round (four small programs to compile)"):
+        state = decode.jitted_prefill(program, params, **inputs)
+        return measure.round_costs(program, params, state, sampled)

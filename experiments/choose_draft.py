@@ -101,11 +101,8 @@ def candidate(
     greedy = temperature < sampling.GREEDY_BELOW
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
         chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
-        drafter = drafters.from_model(draft, COST_K)
-        program, params, inputs = build(target, drafter, sources[:1], temperature)[0]
-        costs = measure.round_costs(
-            program, params, decode.jitted_prefill(program, params, **inputs), not greedy
-        )
+        request = build(target, drafters.from_model(draft, COST_K), sources[:1], temperature)[0]
+    costs = arms.round_costs(request, not greedy, console)
     taus = {k: analysis.expected_tau(chances, k) for k in verify}
     speedups = {
         k: float(analysis.predicted_speedup(taus[k], k, costs.c, v, costs.o)) for k, v in verify.items()
@@ -160,10 +157,10 @@ def run_measured(
         build(target, drafter, sources[: _NUM_TIMED.value], temperature)
         for drafter in (None, drafters.from_model(draft, num_draft))
     )
-    timing = arms.time_loops(*both, _MEASURE.value, console)
+    speedup = arms.time_arms(*both, _MEASURE.value, console).speedup
     return {
-        "speedup": timing.median, "speedup_low": timing.low, "speedup_high": timing.high,
-        "measured_over_predicted": timing.median / row["predicted_speedup"],
+        "speedup": speedup.median, "speedup_low": speedup.low, "speedup_high": speedup.high,
+        "measured_over_predicted": speedup.median / row["predicted_speedup"],
     }  # fmt: skip
 
 

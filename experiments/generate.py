@@ -23,7 +23,8 @@ from rich.markup import escape
 
 import specjax
 from experiments import arms, identity, measure, options, results
-from specjax import acceptance, api, data, decode, metrics, sampling
+from experiments import rows as rows_lib
+from specjax import acceptance, api, data, decode, sampling
 from specjax.drafters import BoundDrafter
 from specjax.types import Generation
 
@@ -98,41 +99,9 @@ def show_rows(
         console.print(f"... and {len(sources) - _SHOW.value} more")
 
 
-def quality(texts: Sequence[str]) -> dict[str, object]:
-    """BLEU against --references, and its signature."""
-    if not _REFERENCES.value:
-        return {}
-    references = data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
-    score, signature = metrics.bleu(texts, references)
-    return {"quality": score, "metric": f"BLEU {signature}"}
-
-
-def counts(generation: Generation, has_alpha: bool = True) -> dict[str, object]:
-    """What the rounds did; alpha is a notion of chains under the token-wise rule."""
-    total = generation.stats.total()
-    return {
-        "num_examples": len(generation.length),
-        "num_tokens": int(total.num_emitted[0]),
-        "alpha": float(total.alpha[0]) if has_alpha else "not applicable",
-        "accepted_per_round": float(total.accepted_per_round[0]),
-        "tokens_per_target_call": float(total.tau[0]),
-    }
-
-
-def times(timing: arms.Timing) -> dict[str, object]:
-    """What a person asks first, in milliseconds a token; then the parts, in plain steps."""
-    return {
-        "ms_per_token_target_alone": str(timing.plain_ms),
-        "ms_per_token_speculative": str(timing.speculative_ms),
-        "speedup": timing.speedup.median,
-        "speedup_low": timing.speedup.low,
-        "speedup_high": timing.speedup.high,
-        "c": timing.costs.c,
-        "verify_cost": timing.costs.v,
-        "overhead": timing.costs.o,
-        "predicted_speedup": timing.predicted,
-        "measured_over_predicted": timing.speedup.median / timing.predicted,
-    }
+def references() -> list[str] | None:
+    """--references, or nothing."""
+    return data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value] if _REFERENCES.value else None
 
 
 def compare(
@@ -152,7 +121,7 @@ def compare(
         row: dict[str, object] = {
             "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
             "batch_size": _BATCH_SIZE.value,
-            "dtype": target.config.dtype, "seed": _SEED.value, **counts(spec, has_alpha),
+            "dtype": target.config.dtype, "seed": _SEED.value, **rows_lib.counts(spec, has_alpha),
         }  # fmt: skip
         if not sampled:
             found = identity.differences(plain, spec, plain_batches)
@@ -172,14 +141,14 @@ def compare(
                     f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}"
                 )
         texts = api.to_output(target.tokenizer, spec).texts
-        row |= quality(texts)
-        row |= {"quality_target": quality(plain_texts).get("quality", "not run")}
+        row |= rows_lib.quality(texts, references())
+        row |= {"quality_target": rows_lib.quality(plain_texts, references()).get("quality", "not run")}
         row |= {"compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1)}
         if _REPEATS.value:
             timed = slice(_NUM_TIMED.value)
-            row |= times(
-                arms.time_arms(plain_batches[timed], batches[timed], sampled, _REPEATS.value, console)
-            )
+            timing = arms.time_arms(plain_batches[timed], batches[timed], _REPEATS.value, console)
+            costs = arms.round_costs(batches[0], sampled, console)
+            row |= rows_lib.times(timing, costs, batches[0].program.max_depth)
         rows.append(row)
     return rows, texts
 
@@ -191,7 +160,9 @@ def target_alone(console: Console, target: api.Model, sources: list[str]) -> tup
     texts = api.to_output(target.tokenizer, plain).texts
     for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
-    return [{"temperature": temperature, **counts(plain), **quality(texts)}], texts
+    return [
+        {"temperature": temperature, **rows_lib.counts(plain), **rows_lib.quality(texts, references())}
+    ], texts
 
 
 def main(argv: list[str]) -> None:

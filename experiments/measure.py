@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ import numpy as np
 from specjax import cache as cache_lib
 from specjax import decode, draws
 from specjax.rounds import AllParams, LoopState, Program
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +44,15 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def alternate(arms: Mapping[str, Callable[[], Any]], repeats: int) -> Iterator[dict[str, float]]:
-    """Yields the seconds of each arm, `repeats` times; the arms take turns and turns are reversed.
+def alternate(arms: Mapping[str, Callable[[], T]], repeats: int) -> Iterator[dict[str, T]]:
+    """Yields what each arm says it took, `repeats` times; the arms take turns and turns are reversed.
 
     Call each arm once before, to compile.
     """
     names = list(arms)
     for repeat in range(repeats):
         order = names if repeat % 2 == 0 else names[::-1]
-        yield {name: seconds(arms[name]) for name in order}
+        yield {name: arms[name]() for name in order}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,8 @@ def _medians(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, floa
     """Seconds of one of the 30 times in each arm; the arms take turns."""
     for arm in arms.values():
         jax.block_until_ready(arm())
-    times = list(alternate(arms, repeats))
+    timed = {name: functools.partial(seconds, arm) for name, arm in arms.items()}
+    times = list(alternate(timed, repeats))
     return {name: float(np.median([t[name] for t in times])) / _TIMES for name in arms}
 
 

@@ -6,6 +6,7 @@ Greedy, batch 1, end to end (encoder included, text handling excluded), the same
 threads; all arms take turns sentence set by sentence set, and the tokens are compared.
 """
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -88,8 +89,9 @@ def main(argv: list[str]) -> None:
             tokens[name] = run()
     reference = tokens["specjax, target alone"]
     count = sum(map(len, reference))
+    timed = {name: functools.partial(measure.seconds, run) for name, run in runs.items()}
     turns = list(
-        progress.track(measure.alternate(runs, _REPEATS.value), _REPEATS.value, "timing in turns", console)
+        progress.track(measure.alternate(timed, _REPEATS.value), _REPEATS.value, "timing in turns", console)
     )
     rows = []
     for name in runs:

@@ -25,21 +25,21 @@ _TRUNCATE = flags.DEFINE_bool(
 flags.mark_flag_as_required("data_dir")
 
 
-def task() -> data.Task:
-    """--task, with --source_prefix."""
-    named = data.TASKS[_TASK.value]
+def task(name: str | None = None) -> data.Task:
+    """The task of that name (None: --task), with --source_prefix."""
+    named = data.TASKS[name or _TASK.value]
     if _PREFIX.value is None:
         return named
     return dataclasses.replace(named, prefix=_PREFIX.value and f"{_PREFIX.value} ")
 
 
-def pairs(split: str) -> Sequence[data.TextPair]:
-    """The pairs of a split; a prepared dataset is read as it is indexed.
+def pairs(split: str, name: str | None = None) -> Sequence[data.TextPair]:
+    """The pairs of a split of a task (None: --task); a prepared dataset is read as it is indexed.
 
     Raises:
       FileNotFoundError, ValueError: as of `data.load`.
     """
-    return data.load(task(), split, _DATA_DIR.value).pairs
+    return data.load(task(name), split, _DATA_DIR.value).pairs
 
 
 def read(split: str, count: int) -> list[data.TextPair]:

@@ -34,6 +34,48 @@ def predicted_speedup(
     return tau / (np.asarray(v) + num_draft * np.asarray(c) + np.asarray(o))
 
 
+def operations_factor(alpha: ArrayLike, num_draft: ArrayLike, c_hat: ArrayLike = 0.0) -> np.ndarray:
+    """How many times the arithmetic of plain decoding speculation does.
+
+    Theorem 3.11: (1 - alpha) (K c_hat + K + 1) / (1 - alpha^(K+1)).
+
+    Args:
+      c_hat: operations of a draft step over those of a target step; Table 1 has 0.
+    """
+    num_draft = np.asarray(num_draft)
+    return (num_draft * np.asarray(c_hat) + num_draft + 1) / expected_tokens(alpha, num_draft)
+
+
+class BestLength(NamedTuple):
+    """The K that pays most, and what it brings; 0 and 1 where no K pays."""
+
+    num_draft: np.ndarray
+    speedup: np.ndarray
+
+
+def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit: int = 100) -> BestLength:
+    """The K in 0..limit with the largest speed-up, if acceptances were independent.
+
+    Args:
+      alpha, c: see the symbols above.
+      slope: of the target call: v(K) = 1 + slope K. The paper has 0.
+      limit: the largest K considered (at c = slope = 0 longer is always better).
+    """
+    alpha, c, slope = np.broadcast_arrays(*(np.asarray(x, float)[..., None] for x in (alpha, c, slope)))
+    lengths = np.arange(limit + 1)
+    speedups = predicted_speedup(expected_tokens(alpha, lengths), lengths, c, 1 + slope * lengths)
+    return BestLength(speedups.argmax(-1), speedups.max(-1))
+
+
+def end_to_end_speedup(speedup: ArrayLike, prefill_share: ArrayLike) -> np.ndarray:
+    """What is left of a decode-only speed-up when encoders take `prefill_share` of the plain time.
+
+    Amdahl's law; the ceiling is 1 / prefill_share. The draft's own encoder is not counted.
+    """
+    share = np.asarray(prefill_share, float)
+    return 1 / (share + (1 - share) / np.asarray(speedup, float))
+
+
 def expected_calls(chances: np.ndarray, num_draft: int) -> float:
     """Target calls that emit a given output, if its tokens are accepted with given chances.
 

@@ -20,18 +20,37 @@ def test_expected_tokens_at_the_ends():
 
 
 @pytest.mark.parametrize(
-    "alpha, num_draft, c, printed",
-    [
-        (0.75, 7, 0.02, 3.2),
-        (0.80, 7, 0.04, 3.3),
-        (0.82, 7, 0.11, 2.5),
-        (0.62, 7, 0.02, 2.3),
-        (0.55, 3, 0.04, 1.8),
-    ],
+    "alpha, num_draft, printed",
+    [(0.6, 2, 1.53), (0.7, 3, 1.58), (0.8, 2, 1.23), (0.8, 5, 1.63), (0.9, 2, 1.11), (0.9, 10, 1.60)],
 )
-def test_predicted_speedup_is_that_of_table_4(alpha, num_draft, c, printed):
+def test_operations_are_those_of_table_1(alpha, num_draft, printed):
+    assert round(float(analysis.operations_factor(alpha, num_draft)), 2) == printed
+
+
+TABLE_4 = [
+    (0.75, 7, 0.02, 3.2), (0.80, 7, 0.04, 3.3), (0.82, 7, 0.11, 2.5),
+    (0.62, 7, 0.02, 2.3), (0.68, 5, 0.04, 2.4), (0.71, 3, 0.11, 2.0),
+    (0.65, 5, 0.02, 2.4), (0.73, 5, 0.04, 2.6), (0.74, 3, 0.11, 2.0),
+    (0.53, 5, 0.02, 1.9), (0.55, 3, 0.04, 1.8), (0.56, 3, 0.11, 1.6),
+]  # fmt: skip
+# Their printed alpha and c are rounded too coarsely to give the printed speed-up.
+COARSE = [(0.68, 5, 0.04, 2.4), (0.71, 3, 0.11, 2.0), (0.56, 3, 0.11, 1.6)]
+
+
+def theorem_3_8(alpha, num_draft, c):
     tau = analysis.expected_tokens(alpha, num_draft)
-    assert round(float(analysis.predicted_speedup(tau, num_draft, c)), 1) == printed
+    return round(float(analysis.predicted_speedup(tau, num_draft, c)), 1)
+
+
+@pytest.mark.parametrize("alpha, num_draft, c, printed", [row for row in TABLE_4 if row not in COARSE])
+def test_predicted_speedup_is_that_of_table_4(alpha, num_draft, c, printed):
+    assert theorem_3_8(alpha, num_draft, c) == printed
+
+
+@pytest.mark.parametrize("alpha, num_draft, c, printed", COARSE)
+def test_the_rest_of_table_4_lies_within_the_rounding_of_its_alpha_and_c(alpha, num_draft, c, printed):
+    assert theorem_3_8(alpha, num_draft, c) == pytest.approx(printed - 0.1)
+    assert theorem_3_8(alpha + 0.005, num_draft, c - 0.005) == printed
 
 
 def test_a_dear_verification_and_an_overhead_count():
@@ -80,3 +99,28 @@ def test_memory_of_t5_11b_is_its_weights_and_caches():
     assert memory.cross == 2 * memory.cache
     assert memory.logits == 2 * 2 * 5 * 32128 * 4
     assert memory.total == sum(memory)
+
+
+@pytest.mark.parametrize(
+    "alpha, c, num_draft, speedup",
+    [
+        (0.5, 0.01, 5, 1.88), (0.5, 0.2, 1, 1.25), (0.6, 0.02, 6, 2.17), (0.65, 0.05, 5, 2.11),
+        (0.7, 0.1, 4, 1.98), (0.7, 0.2, 3, 1.58), (0.75, 0.02, 9, 3.20), (0.8, 0.05, 8, 3.09),
+        (0.85, 0.1, 7, 2.85), (0.9, 0.1, 10, 3.43), (0.9, 0.2, 7, 2.37), (0.95, 0.01, 40, 12.5),
+    ],
+)  # fmt: skip
+def test_the_best_length_is_that_of_an_exhaustive_search(alpha, c, num_draft, speedup):
+    """Values worked out apart from this code."""
+    best = analysis.best_num_draft(alpha, c)
+    assert best.num_draft == num_draft and float(best.speedup) == pytest.approx(speedup, abs=0.006 * speedup)
+
+
+def test_where_no_draft_pays_the_best_length_is_zero():
+    best = analysis.best_num_draft([0.1, 0.9], 0.5, slope=[0.0, 1.0])
+    np.testing.assert_array_equal(best.num_draft, [0, 0])
+    np.testing.assert_array_equal(best.speedup, [1, 1])
+
+
+def test_encoders_set_a_ceiling():
+    np.testing.assert_allclose(analysis.end_to_end_speedup([3, 5], 0.1), [2.5, 3.5714], atol=1e-4)
+    assert analysis.end_to_end_speedup(1e12, 0.2) == pytest.approx(5)

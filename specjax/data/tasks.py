@@ -32,9 +32,9 @@ def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[Tex
 
 
 def leading_sentences(
-    task: "Task", example: Example, num_sentences: int = 3, num_leading: int = 2
+    task: "Task", example: Example, num_sentences: int = 3, num_leading: int = 1
 ) -> list[TextPair]:
-    """The first sentences of each passage of a text, given the passage: a task of copying.
+    """The first sentence of each passage of a text, given the passage: a task of copying.
 
     Passages of `num_sentences` start at every second sentence, so that few articles give many pairs.
     """

@@ -214,3 +214,52 @@ def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
     twin = next(row for row in rows if row["draft"].endswith("target"))
     assert twin["expected_alpha"] == 1 and twin["speedup"] > 0
     assert "memory at batch 1" in done.stdout
+
+
+@pytest.mark.slow
+def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
+    one = f"multi30k_en_de,{pair}/target,{pair}/draft,8"
+    done = run(
+        "speedup", f"--pair={one}", f"--data_dir={pair}", "--source_prefix=", "--num_examples=6",
+        "--num_draft=2", "--batch_size=1,3", "--temperature=0", "--repeats=2", f"--output={tmp_path}",
+        **QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["batch_size"] for row in rows] == [1, 3] and (tmp_path / "speedup.png").exists()
+    for row in rows:
+        assert row["identical_to_target"] == "6 of 6" and row["quality"] == row["quality_target"]
+        assert row["speedup"] > 0 and row["latency_p50_s"] <= row["latency_p99_s"]
+        assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
+    for name in ("alpha", "tokens_per_target_call"):
+        assert rows[0][name] == rows[1][name]  # a row of a batch does not depend on its mates
+
+
+@pytest.mark.slow
+def test_speedup_refuses_a_pair_of_an_unknown_task(pair):
+    done = run("speedup", "--pair=chess,a,b,8", f"--data_dir={pair}")
+    assert done.returncode != 0 and "--pair=chess,a,b,8: give TASK,TARGET,DRAFT,LIMIT" in done.stderr
+
+
+@pytest.mark.slow
+def test_walltime_measures_shapes(tmp_path):
+    done = run(
+        "walltime", "--target=1x64", "--draft=1x32", "--alpha=0,1", "--num_draft=2", "--max_num_new=2",
+        "--max_new_tokens=9", "--repeats=2", f"--output={tmp_path}", **QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["num_new"] for row in rows[:2]] == [1, 2] and rows[0]["verify_cost"] == 1
+    assert [row["tokens_per_target_call"] for row in rows[2:]] == [1, 3]
+    assert (tmp_path / "walltime.png").exists()
+
+
+def test_theory_recomputes_the_papers_tables(tmp_path):
+    done = run("theory", f"--output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    first = [row for row in rows if row["table"].startswith("Table 1")]
+    fourth = [row for row in rows if row["table"].startswith("Table 4")]
+    assert len(first) == 6 and all(row["printed_tokens"] == row["tokens"] for row in first)
+    assert len(fourth) == 12 and all(abs(row["printed"] - row["recomputed"]) < 0.08 for row in fourth)
+    assert (tmp_path / "theory.png").exists()

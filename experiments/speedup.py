@@ -1,0 +1,236 @@
+"""How much faster, for which pair, temperature, K and batch size, and is that what the parts predict?
+
+  python -m experiments.speedup --flagfile=configs/small_draft_sizes.flags --data_dir=DATA
+
+Every combination of the lists is a row: counts, the parts of a round, predicted and measured
+speed-up (decode only and end to end), latencies of both arms, quality of both outputs, and what is
+said to explain the differences between tasks. All arms are timed in turns in this process.
+"""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+
+import specjax
+from experiments import arms, identity, options, results, tasks
+from experiments import rows as rows_lib
+from specjax import acceptance, analysis, api, data, decode, sampling
+from specjax.training import loop
+from specjax.types import Generation
+
+_PAIRS = flags.DEFINE_multi_string(
+    "pair", [], "TASK,TARGET,DRAFT,LIMIT: models as Hugging Face directories or hub ids, most new tokens."
+)
+_SPLIT = flags.DEFINE_string("split", "test", "Which sources; validation for choices, test for the result.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources decoded.")
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at most.")
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.")
+_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A target and a draft on a task; `limit` is the most new tokens of a row."""
+
+    task: str
+    target: str
+    draft: str
+    limit: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Pair":
+        """Reads one --pair.
+
+        Raises:
+          ValueError: not four parts, an unknown task, or a limit that is no number.
+        """
+        parts = text.split(",")
+        if len(parts) != 4 or parts[0] not in data.TASKS or not parts[3].isdecimal():
+            raise ValueError(
+                f"--pair={text}: give TASK,TARGET,DRAFT,LIMIT with a task of {', '.join(sorted(data.TASKS))}"
+            )
+        return cls(*parts[:3], int(parts[3]))
+
+
+@functools.cache
+def load(name: str) -> api.Model:
+    return specjax.load(name, _DTYPE.value)
+
+
+@functools.cache
+def _entropy(module: Any) -> Any:
+    """A jitted function to nats per position, `[B, N]`, of a model's own distributions."""
+
+    @jax.jit
+    def entropy(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        log_probs = jax.nn.log_softmax(loop.teacher_forced_logits(module, params, batch))
+        return -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+    return entropy
+
+
+def describe(target: api.Model, batches: Sequence[decode.Prepared], plain: Generation) -> dict[str, float]:
+    """What tasks differ in: the target's entropy along its output, and how much of that the source holds."""
+    entropies, copied, first = [], [], 0
+    for request in batches:
+        source, mask = (np.asarray(request.inputs[name]) for name in ("source_ids", "source_mask"))
+        rows = slice(first, first + len(source))
+        tokens, lengths = plain.tokens[rows], plain.length[rows]
+        first += len(source)
+        padded = np.zeros((len(source), plain.tokens.shape[1]), np.int32)
+        padded[: len(tokens)] = tokens
+        found = np.asarray(
+            _entropy(target.module)(
+                target.params, {"source_ids": source, "source_mask": mask, "target_ids": padded}
+            )
+        )
+        for i, length in enumerate(lengths):
+            entropies.append(found[i, :length])
+            copied.append(np.isin(tokens[i, :length], source[i][mask[i]][:-1]))
+    return {
+        "target_entropy": float(np.concatenate(entropies).mean()),
+        "copied_share": float(np.concatenate(copied).mean()),
+    }
+
+
+def compare(
+    console: Console, pair: Pair, texts: Sequence[data.TextPair], temperature: float, batch_size: int
+) -> list[dict[str, Any]]:
+    """The rows of one pair, temperature and batch size: one for each --num_draft."""
+    target, draft = load(pair.target), load(pair.draft)
+    api.check_tokenizers(target.tokenizer, draft.tokenizer)
+    sampled = temperature >= sampling.GREEDY_BELOW
+    sources, references = ([text[i] for text in texts] for i in (0, 1))
+    build = functools.partial(
+        arms.requests, target, sources=sources, batch_size=batch_size, rule=options.rule(),
+        sampling=options.sampling(temperature), max_new_tokens=pair.limit, seed=_SEED.value, truncate=True,
+    )  # fmt: skip
+    plain_batches = build(drafter=None)
+    plain = arms.decode_all(plain_batches, len(sources), "target alone", console)
+    quality = rows_lib.quality(api.to_output(target.tokenizer, plain).texts, references)
+    shared = {
+        "task": pair.task, "target": pair.target, "draft": pair.draft, "temperature": temperature,
+        "batch_size": batch_size, "rule": options.rule_name(), "dtype": target.config.dtype,
+        "seed": _SEED.value, **describe(target, plain_batches, plain),
+    }  # fmt: skip
+    rows = []
+    for column in options.columns():
+        batches = build(drafter=options.drafter(draft, column))
+        found = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
+        has_alpha = "x" not in column and (not sampled or options.rule() is acceptance.speculative)
+        row = shared | {"num_draft": column, **rows_lib.counts(found, has_alpha)}
+        if not sampled:
+            differing = identity.differences(plain, found, plain_batches)
+            row["identical_to_target"] = f"{len(sources) - len(differing)} of {len(sources)}"
+            row["num_near_ties"] = sum(d.is_near_tie for d in differing)
+        row |= rows_lib.quality(api.to_output(target.tokenizer, found).texts, references)
+        row["quality_target"] = quality["quality"]
+        if _REPEATS.value:
+            row |= timed(console, plain_batches, batches, sampled)
+        if has_alpha and _REPEATS.value:
+            tau = analysis.expected_tokens(row["alpha"], int(column))
+            row["predicted_speedup_iid"] = float(
+                analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
+            )
+        rows.append(row)
+    return rows
+
+
+def timed(
+    console: Console, plain: Sequence[decode.Prepared], batches: Sequence[decode.Prepared], sampled: bool
+) -> dict[str, Any]:
+    """Times, parts and latencies over the first of the requests."""
+    num_requests = -(-_NUM_TIMED.value // len(plain[0].inputs["limit"]))
+    timing = arms.time_arms(plain[:num_requests], batches[:num_requests], _REPEATS.value, console)
+    costs = arms.round_costs(batches[0], sampled, console)
+    return rows_lib.times(timing, costs, batches[0].program.max_depth) | rows_lib.end_to_end(timing)
+
+
+def label(row: dict[str, Any]) -> str:
+    draft = pathlib.PurePath(row["draft"]).name
+    return f"{row['task']}, {draft}\nT = {row['temperature']:g}, B = {row['batch_size']}"
+
+
+def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Measured and predicted speed-up over K, or side by side where K has one value; latencies beside."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
+    groups = {name: list(group) for name, group in itertools.groupby(rows, label)}
+    if len(options.columns()) > 1:
+        for i, (name, group) in enumerate(groups.items()):
+            at = [row["num_draft"] for row in group]
+            low, high = (
+                [abs(row["speedup"] - row[f"speedup_{end}"]) for row in group] for end in ("low", "high")
+            )
+            left.errorbar(
+                at, [row["speedup"] for row in group], yerr=[low, high], color=f"C{i}", marker="o",
+                capsize=3, label=name.replace("\n", ", "),
+            )  # fmt: skip
+            left.plot(at, [row["predicted_speedup"] for row in group], "--", color=f"C{i}")
+        left.set_xlabel("K (dashed: predicted from the parts)")
+        left.legend(fontsize=8)
+    else:
+        at = np.arange(len(rows))
+        left.bar(at - 0.2, [row["speedup"] for row in rows], 0.4, label="measured")
+        left.bar(at + 0.2, [row["predicted_speedup"] for row in rows], 0.4, label="predicted", alpha=0.5)
+        left.set_xticks(at, [label(row) for row in rows], rotation=30, ha="right", fontsize=8)
+        left.legend()
+    left.axhline(1, color="black", linewidth=0.8)
+    left.set_title("speed-up over the target alone, decode only")
+    at = np.arange(len(rows))
+    for arm, offset, color in (("_target_alone", -0.15, "C7"), ("", 0.15, "C0")):
+        for percent, marker in ((50, "o"), (90, "^"), (99, "s")):
+            right.plot(
+                at + offset, [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows], marker, color=color,
+                label=f"p{percent} {'speculative' if not arm else 'target alone'}",
+            )  # fmt: skip
+    names = [f"{label(row)}, K = {row['num_draft']}" for row in rows]
+    right.set_xticks(at, names, rotation=30, ha="right", fontsize=7)
+    right.set_yscale("log")
+    right.set_title("milliseconds a request, encoders included")
+    right.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    console = Console()
+    if not _PAIRS.value:
+        raise ValueError("--pair is missing: give at least one TASK,TARGET,DRAFT,LIMIT")
+    pairs = [Pair.parse(text) for text in _PAIRS.value]
+    grid = list(itertools.product(pairs, map(float, _TEMPERATURE.value), map(int, _BATCH_SIZE.value)))
+    rows: list[dict[str, Any]] = []
+    for i, (pair, temperature, batch_size) in enumerate(grid, 1):
+        console.rule(f"{i} of {len(grid)}: {pair.task}, {pair.draft}, T = {temperature:g}, B = {batch_size}")
+        texts = tasks.pairs(_SPLIT.value, pair.task)
+        texts = [texts[i] for i in range(min(_NUM_EXAMPLES.value, len(texts)))]
+        rows += compare(console, pair, texts, temperature, batch_size)
+        if _OUTPUT.value:
+            results.write(_OUTPUT.value, "speedup", rows)
+    results.show(console, f"speed-up on {results.hardware()}", rows)
+    if _OUTPUT.value and _REPEATS.value:
+        plot(pathlib.Path(_OUTPUT.value) / "speedup.png", rows)
+        console.print(f"wrote results.json, table.md and speedup.png into {_OUTPUT.value}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
