@@ -20,6 +20,7 @@ import numpy as np
 from specjax import acceptance, rounds, sampling
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
+from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.draws import Stream
 from specjax.sampling import Sampling
 from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
@@ -190,7 +191,7 @@ def exact_law(
       limit: the row's `max_new_tokens`; None: the length bucket, never reached here.
       num_ids: ids that exist; None: all.
     """
-    draws_drafts = not isinstance(program.drafter, ArgmaxDrafter)
+    draws_drafts = not isinstance(program.drafter, (ArgmaxDrafter, PromptLookupDrafter))
     script = round_script(num_ids or program.target.vocab_size, program.num_draft, draws_drafts)
     per_state = len(script[int(Stream.NEXT.at(0))])
     num_states = max(1, min(MAX_STATES, MAX_ROWS // per_state))

@@ -24,7 +24,7 @@ from rich.markup import escape
 import specjax
 from experiments import arms, identity, measure, options, results
 from experiments import rows as rows_lib
-from specjax import acceptance, api, data, decode, sampling
+from specjax import api, data, decode, sampling
 from specjax.drafters import BoundDrafter
 from specjax.types import Generation
 
@@ -105,7 +105,7 @@ def references() -> list[str] | None:
 
 
 def compare(
-    console: Console, target: api.Model, draft: api.Model, sources: list[str], temperature: float
+    console: Console, target: api.Model, draft: api.Model | None, sources: list[str], temperature: float
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
     console.rule(f"temperature {temperature:g}")
@@ -117,7 +117,7 @@ def compare(
     for column in options.columns():
         batches = build(target, options.drafter(draft, column), sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
-        has_alpha = "x" not in column and (not sampled or options.rule() is acceptance.speculative)
+        has_alpha = options.has_alpha(column, sampled)
         row: dict[str, object] = {
             "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
             "batch_size": _BATCH_SIZE.value,
@@ -178,10 +178,10 @@ def main(argv: list[str]) -> None:
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if draft is None:
+    if draft is None and options.needs_model():
         rows, texts = target_alone(console, target, sources)
     else:
-        api.check_tokenizers(target.tokenizer, draft.tokenizer)
+        api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)
         runs = [compare(console, target, draft, sources, float(t)) for t in _TEMPERATURE.value]
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     results.show(console, "target alone against speculative decoding", rows)

@@ -11,8 +11,12 @@ from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
 
 _NUM_DRAFT = flags.DEFINE_list(
-    "num_draft", ["5"], "K, drafted tokens a round; or a tree's children per level: 3x2x1. A column each."
+    "num_draft",
+    ["5"],
+    "K, drafted tokens a round, or a tree's children per level: 3x2x1; lookup:8 copies up to 8 from the "
+    "source or the output, without a draft model. A column each.",
 )
+_LOOKUP = "lookup:"
 _RULE = flags.DEFINE_string(
     "rule", "speculative",
     "How drafts are judged above temperature 0: speculative, block, multi_round; lossy: "
@@ -75,16 +79,38 @@ def columns() -> list[str]:
     return _NUM_DRAFT.value
 
 
+def needs_model() -> bool:
+    """Whether a column has a draft model."""
+    return not all(column.startswith(_LOOKUP) for column in columns())
+
+
+def chain_length(column: str) -> int | None:
+    """K of a column; None for a tree."""
+    return None if "x" in column else int(column.removeprefix(_LOOKUP))
+
+
+def has_alpha(column: str, sampled: bool) -> bool:
+    """Whether alpha means anything there: for chains under the token-wise rule."""
+    return chain_length(column) is not None and (not sampled or rule() is acceptance.speculative)
+
+
 def drafter(draft: Any, column: str) -> BoundDrafter:
-    """A loaded model as the drafter of one column: "5" a chain, "3x2x1" a tree.
+    """The drafter of one column: "5" a chain and "3x2x1" a tree of a loaded model, "lookup:8" copies.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it is none of these.
     """
+    kind = _LOOKUP if column.startswith(_LOOKUP) else ""
     try:
-        widths = [int(part) for part in column.split("x")]
+        widths = [int(part) for part in column.removeprefix(kind).split("x")]
+        if kind and len(widths) > 1:
+            raise ValueError("copies are a chain")
     except ValueError as error:
-        raise ValueError(f"--num_draft={column}: give a whole number, or a tree such as 3x2x1") from error
-    if len(widths) == 1:
-        return drafters.from_model(draft, widths[0])
-    return drafters.tree_from_model(draft, widths)
+        raise ValueError(
+            f"--num_draft={column}: give a whole number, a tree such as 3x2x1, or lookup:8"
+        ) from error
+    if kind:
+        return drafters.prompt_lookup(widths[0])
+    return (
+        drafters.from_model(draft, *widths) if len(widths) == 1 else drafters.tree_from_model(draft, widths)
+    )

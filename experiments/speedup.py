@@ -23,7 +23,7 @@ from rich.console import Console
 import specjax
 from experiments import arms, identity, options, results, tasks
 from experiments import rows as rows_lib
-from specjax import acceptance, analysis, api, data, decode, sampling
+from specjax import analysis, api, data, decode, sampling
 from specjax.training import loop
 from specjax.types import Generation
 
@@ -130,7 +130,8 @@ def compare(
     for column in options.columns():
         batches = build(drafter=options.drafter(draft, column))
         found = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
-        has_alpha = "x" not in column and (not sampled or options.rule() is acceptance.speculative)
+        num_draft = options.chain_length(column)
+        has_alpha = options.has_alpha(column, sampled)
         row = shared | {"num_draft": column, **rows_lib.counts(found, has_alpha)}
         if not sampled:
             differing = identity.differences(plain, found, plain_batches)
@@ -141,9 +142,9 @@ def compare(
         if _REPEATS.value:
             row |= timed(console, plain_batches, batches, sampled)
         if has_alpha and _REPEATS.value:
-            tau = analysis.expected_tokens(row["alpha"], int(column))
+            tau = analysis.expected_tokens(row["alpha"], num_draft)
             row["predicted_speedup_iid"] = float(
-                analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
+                analysis.predicted_speedup(tau, num_draft, row["c"], row["verify_cost"])
             )
         rows.append(row)
     return rows

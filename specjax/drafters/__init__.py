@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.types import Drafter, Params
 
 
@@ -50,4 +51,20 @@ def tree_from_model(
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
 
-__all__ = ["BoundDrafter", "ModelDrafter", "ModelTreeDrafter", "from_model", "tree_from_model"]
+def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> BoundDrafter:
+    """Copies what followed the last tokens earlier, in the source or in the output; needs no model.
+
+    Raises:
+      ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.
+    """
+    if num_draft < 1:
+        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+    if not 1 <= min_ngram <= max_ngram:
+        raise ValueError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: give 1 <= min_ngram <= max_ngram")
+    return BoundDrafter(PromptLookupDrafter(num_draft, max_ngram, min_ngram), None)
+
+
+__all__ = [
+    "BoundDrafter", "ModelDrafter", "ModelTreeDrafter", "PromptLookupDrafter", "from_model", "prompt_lookup",
+    "tree_from_model",
+]  # fmt: skip

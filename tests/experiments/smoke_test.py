@@ -155,6 +155,14 @@ def test_generate_takes_rules_trees_and_options(pair):
 
 
 @pytest.mark.slow
+def test_generate_copies_without_a_draft_model(pair):
+    flags = ["--num_draft=lookup:3", "--temperature=0", "--max_new_tokens=8", "--repeats=0"]
+    done = run("generate", f"--target={pair}/target", *flags, stdin="the dog\n")
+    assert done.returncode == 0, done.stderr
+    assert "lookup:3" in done.stdout and "identical to the target alone" in done.stdout
+
+
+@pytest.mark.slow
 def test_generate_marks_a_lossy_rule_and_refuses_an_unknown_one(pair):
     flags = [f"--target={pair}/target", f"--draft={pair}/draft", "--temperature=1", "--repeats=0"]
     done = run("generate", *flags, "--rule=lenient:0.5", stdin="the dog\n")
