@@ -74,7 +74,7 @@ class Timing:
       speedup: plain over speculative, decode only, turn by turn.
       end_to_end: the same with the encoders of both models in it.
       plain_latency_s, speculative_latency_s: `[requests]`, encoders included, medians over the turns.
-      prefill_share: of the plain arm's time, what its encoder takes.
+      plain_prefill_share, prefill_share: of an arm's time, what its encoders take (two with a draft model).
       gain: tokens a round of one arm over those of the other.
     """
 
@@ -84,6 +84,7 @@ class Timing:
     end_to_end: measure.Spread
     plain_latency_s: np.ndarray
     speculative_latency_s: np.ndarray
+    plain_prefill_share: float
     prefill_share: float
     gain: float
 
@@ -105,6 +106,7 @@ def time_arms(
     times = {name: np.array([turn[name] for turn in turns]) for name in arms}
     per_token = {name: 1e3 * times[name][:, :, 1].sum(1) / tokens[name] for name in arms}
     whole = {name: times[name].sum((1, 2)) / tokens[name] for name in arms}
+    share = {name: float(np.median(t[:, :, 0].sum(1) / t.sum((1, 2)))) for name, t in times.items()}
     latency = {name: np.median(times[name].sum(2), 0) for name in arms}
     return Timing(
         plain_ms=measure.Spread.of(per_token["plain"]),
@@ -113,7 +115,8 @@ def time_arms(
         end_to_end=measure.Spread.of(whole["plain"] / whole["speculative"]),
         plain_latency_s=latency["plain"],
         speculative_latency_s=latency["speculative"],
-        prefill_share=float(np.median(times["plain"][:, :, 0].sum(1) / times["plain"].sum((1, 2)))),
+        plain_prefill_share=share["plain"],
+        prefill_share=share["speculative"],
         gain=(tokens["speculative"] / rounds["speculative"]) / (tokens["plain"] / rounds["plain"]),
     )
 

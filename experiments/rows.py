@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import arms, measure
 from specjax import analysis, metrics
-from specjax.types import Generation
+from specjax.types import Generation, Stats
 
 Row = dict[str, Any]
 
@@ -21,7 +21,14 @@ def counts(generation: Generation, has_alpha: bool = True) -> Row:
         "alpha": float(total.alpha[0]) if has_alpha else "not applicable",
         "accepted_per_round": float(total.accepted_per_round[0]),
         "tokens_per_target_call": float(total.tau[0]),
+        "accepted_by_position": _by_position(total),
     }
+
+
+def _by_position(total: Stats) -> str:
+    """Accepted over tested drafts at each position of a draft."""
+    pairs = zip(np.asarray(total.accepted[0]), np.asarray(total.tested[0]), strict=True)
+    return " ".join(f"{accepted / tested:.2f}" if tested else "-" for accepted, tested in pairs)
 
 
 def times(timing: arms.Timing, costs: measure.RoundCosts, max_depth: int) -> Row:
@@ -47,6 +54,7 @@ def end_to_end(timing: arms.Timing) -> Row:
     row: Row = {
         "speedup_end_to_end": timing.end_to_end.median,
         "prefill_share": timing.prefill_share,
+        "prefill_share_target_alone": timing.plain_prefill_share,
         "share_slower": float((speculative > plain).mean()),
     }
     for percent in (50, 90, 99):

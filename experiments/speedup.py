@@ -141,6 +141,8 @@ def compare(
         row["quality_target"] = quality["quality"]
         if _REPEATS.value:
             row |= timed(console, plain_batches, batches, sampled)
+        total = found.stats.total()
+        row["tau_by_position"] = analysis.expected_tokens_by_position(total.accepted[0], total.tested[0])
         if has_alpha and _REPEATS.value:
             tau = analysis.expected_tokens(row["alpha"], num_draft)
             row["predicted_speedup_iid"] = float(

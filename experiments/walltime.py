@@ -120,7 +120,7 @@ def forced_rows(
                 | {"tokens_per_target_call": timing.gain}
                 | rows_lib.times(timing, costs, num_draft)
                 | {"predicted_speedup_paper": float(analysis.predicted_speedup(tau, num_draft, costs.c))}
-                | {"prefill_share": timing.prefill_share, "dtype": config.dtype}
+                | {"dtype": config.dtype}
                 | {"batch_size": _BATCH_SIZE.value, **peak_memory()}
             )
     return rows

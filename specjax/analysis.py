@@ -26,6 +26,20 @@ def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
     return np.where(alpha < 1, (1 - below ** (num_draft + 1)) / (1 - below), num_draft + 1.0)
 
 
+def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float:
+    """Tokens per target call if a position's acceptance depended on the ones before it only.
+
+    Equation 1 without its assumption that all positions are alike: 1 + sum_i prod_{j <= i} a_j with
+    a_j = accepted_j / tested_j, as measured rounds give them. What is left between it and tau is
+    rounds that ended early.
+
+    Args:
+      accepted, tested: `[K]`, counts of `Stats.accepted` and `Stats.tested`.
+    """
+    accepted, tested = np.asarray(accepted, float), np.asarray(tested, float)
+    return float(1 + np.cumprod(accepted / np.maximum(tested, 1)).sum())
+
+
 def predicted_speedup(
     tau: ArrayLike, num_draft: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, o: ArrayLike = 0.0
 ) -> np.ndarray:

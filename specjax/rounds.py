@@ -10,7 +10,7 @@ chooses from p.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,11 @@ class Program:
     def max_depth(self) -> int:
         """D, 0 for plain decoding."""
         return 0 if self.drafter is None else self.drafter.max_depth
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Drafted tokens that a target call may have room for; a round takes the first that suffices."""
+        return getattr(self.drafter, "widths", (self.num_draft,))
 
     @property
     def num_slots(self) -> int:
@@ -164,37 +169,82 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
       state: the state before the round.
       draws: this round's randomness (`types.Draws`), or None for the greedy program.
     """
-    context = state.context
     draft, drafter_state = _propose(program, params, state, draws)
+    branches = [functools.partial(_judge, program, width) for width in program.widths]
+    inputs = (params.target, state.cache, state.context, draft, draws)
+    if len(branches) == 1:
+        judged = branches[0](*inputs)
+    else:
+        suffices = jnp.asarray(program.widths[:-1]) >= draft.num_drafted.max()
+        judged = jax.lax.switch(len(branches) - 1 - suffices.sum(), branches, *inputs)
+    context, verdict, emitted = state.context, judged.verdict, judged.emitted
     root = context.length - 1
-    last = jnp.take_along_axis(context.tokens, root[:, None], axis=1)
-    layout = None if draft.tree is None else tree_lib.layout(draft.tree, root, program.num_slots)
-    logits, features, cache = program.target.decode(
-        params.target, state.cache, jnp.concatenate([last, draft.tokens], axis=1), layout
-    )
-    verdict, target_probs = _verify(program, context, draft, logits, draws)
-    emitted = _emitted(draft, verdict)
-    log_probs, finite = _log_probs(logits, target_probs, emitted, verdict)
-    count, reason = _cut(program, state, emitted, verdict.num_accepted + 1, finite)
+    count, reason = _cut(program, state, emitted, verdict.num_accepted + 1, judged.finite)
     kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
     context = context.replace(
         tokens=_append(context.tokens, emitted, context.length, count),
         length=context.length + count,
         seen=None if context.seen is None else _see(context.seen, emitted, kept),
     )
+    cache = judged.cache
     if verdict.path is not None:
         cache = cache_lib.keep_path(cache, root, verdict.path)
     if program.drafter is not None:
-        happened = Round(context, root, draft, verdict, logits, features)
+        happened = Round(context, root, draft, verdict, judged.logits, judged.features)
         drafter_state = program.drafter.commit(params.drafter, drafter_state, happened)
     return state.replace(
         context=context,
         cache=cache_lib.rollback(cache, context.length - 1),
         drafter_state=drafter_state,
-        log_probs=_append(state.log_probs, log_probs, state.context.length, count),
+        log_probs=_append(state.log_probs, judged.log_probs, state.context.length, count),
         finish_reason=reason,
         stats=_count(state, draft, verdict.num_accepted, count),
     )
+
+
+class _Judged(NamedTuple):
+    """What the target says to a draft. Axes N and D are the drafter's, however narrow the call was."""
+
+    verdict: Verdict
+    emitted: jax.Array  # [B, D + 1]
+    log_probs: jax.Array  # [B, D + 1, 2]
+    finite: jax.Array  # [B, D + 1]
+    logits: jax.Array  # [B, N + 1, V]
+    features: jax.Array  # [B, N + 1, M]
+    cache: Any
+
+
+def _judge(
+    program: Program,
+    width: int,
+    target_params: Params,
+    cache: Any,
+    context: Context,
+    draft: Draft,
+    draws: Any,
+) -> _Judged:
+    """One target call on the last token and the first `width` drafts, and the rule's verdict."""
+    num_draft = draft.tokens.shape[1]
+    if width < num_draft:
+        probs = None if draft.probs is None else draft.probs[:, :width]
+        draft = draft.replace(tokens=draft.tokens[:, :width], probs=probs)
+    root = context.length - 1
+    last = jnp.take_along_axis(context.tokens, root[:, None], axis=1)
+    layout = None if draft.tree is None else tree_lib.layout(draft.tree, root, program.num_slots)
+    logits, features, cache = program.target.decode(
+        target_params, cache, jnp.concatenate([last, draft.tokens], axis=1), layout
+    )
+    verdict, target_probs = _verify(program, context, draft, logits, draws)
+    emitted = _emitted(draft, verdict)
+    log_probs, finite = _log_probs(logits, target_probs, emitted, verdict)
+
+    def widen(array: jax.Array, mode: str = "constant") -> jax.Array:
+        return jnp.pad(array, [(0, 0), (0, num_draft - width)] + [(0, 0)] * (array.ndim - 2), mode)
+
+    if width < num_draft:
+        emitted, log_probs, finite = (widen(x, "edge") for x in (emitted, log_probs, finite))
+        logits, features = widen(logits), widen(features)
+    return _Judged(verdict, emitted, log_probs, finite, logits, features, cache)
 
 
 def _verify(
@@ -206,7 +256,9 @@ def _verify(
         adjusted = sampling.adjust(logits, context.options, history)
         return acceptance.greedy(draft, sampling.argmax(adjusted)), None
     target_probs = sampling.process(logits, context.options, history)
-    return program.rule(draws, draft, target_probs), target_probs
+    # Where nothing was drafted there is nothing to judge: tokens are drawn from p.
+    rule = program.rule if draft.tokens.shape[1] else acceptance.speculative
+    return rule(draws, draft, target_probs), target_probs
 
 
 def _emitted(draft: Draft, verdict: Verdict) -> jax.Array:

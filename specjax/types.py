@@ -222,6 +222,9 @@ class Drafter(Protocol):
     """Proposes tokens. Frozen and hashable: building an equal one again compiles nothing.
 
     Its arrays arrive as params. `draws` is None in the greedy program: propose argmax ids.
+
+    One of chains may have `widths`, a growing tuple that ends with `num_draft`: a target call takes only
+    as many drafts as the first of them that holds all that were proposed. Static.
     """
 
     @property

@@ -124,3 +124,13 @@ def test_where_no_draft_pays_the_best_length_is_zero():
 def test_encoders_set_a_ceiling():
     np.testing.assert_allclose(analysis.end_to_end_speedup([3, 5], 0.1), [2.5, 3.5714], atol=1e-4)
     assert analysis.end_to_end_speedup(1e12, 0.2) == pytest.approx(5)
+
+
+def test_positions_that_are_alike_give_equation_1():
+    tested = 1000 * 0.8 ** np.arange(5)
+    found = analysis.expected_tokens_by_position(0.8 * tested, tested)
+    assert found == pytest.approx(analysis.expected_tokens(0.8, 5))
+
+
+def test_positions_that_differ_are_multiplied():
+    assert analysis.expected_tokens_by_position([50, 10, 0], [100, 40, 0]) == pytest.approx(1.625)

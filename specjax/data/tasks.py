@@ -31,16 +31,11 @@ def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[Tex
     return [(task.prefix + context, turn) for context, turn in list(zip(contexts, turns, strict=True))[1:]]
 
 
-def leading_sentences(
-    task: "Task", example: Example, num_sentences: int = 3, num_leading: int = 1
-) -> list[TextPair]:
-    """The first sentence of each passage of a text, given the passage: a task of copying.
-
-    Passages of `num_sentences` start at every second sentence, so that few articles give many pairs.
-    """
+def first_sentence(task: "Task", example: Example) -> list[TextPair]:
+    """The first of each two sentences in a row, given both: a task of copying."""
     sentences = re.split(r"(?<=[.!?])\s+", _field(example, task.source, str).strip())
-    passages = [sentences[i : i + num_sentences] for i in range(0, len(sentences) - num_sentences + 1, 2)]
-    return [(task.prefix + " ".join(passage), " ".join(passage[:num_leading])) for passage in passages]
+    pairs = zip(sentences[::2], sentences[1::2], strict=False)
+    return [(f"{task.prefix}{first} {second}", first) for first, second in pairs]
 
 
 def _field(example: Example, name: str, kind: type) -> Any:
@@ -128,7 +123,7 @@ TASKS: Mapping[str, Task] = {
     ),
     # Copying, as a model without pretraining can learn it; no summaries.
     "cnn_dailymail_lead": Task(
-        "", "article", "article", _splits("cnn_dm/SPLIT*.jsonl"), convert=leading_sentences
+        "", "article", "article", _splits("cnn_dm/SPLIT*.jsonl"), convert=first_sentence
     ),
     # XDailyDialog: a list of turns in each language.
     "dialogue": Task(

@@ -48,29 +48,93 @@ class ModelDrafter:
         """K steps of the draft model; every row drafts K tokens."""
         logits, cache = catch_up(self.network, params, cache, context)
 
-        def put(draft: Draft, logits: jax.Array, position: jax.typing.ArrayLike) -> Draft:
-            """Draws the draft at `position` from `logits` `[B, 1, V]`."""
-            before = (jnp.arange(self.num_draft) < position)[None, None]
-            history = sampling.history(context, draft.tokens, before)
-            if draws is None or draft.probs is None:
-                token = sampling.argmax(sampling.adjust(logits, context.options, history))[:, 0]
-                return draft.replace(tokens=_set(draft.tokens, token, position))
-            probs = sampling.process(logits, context.options, history)[:, 0]
-            token = draws.choose(Stream.DRAFT.at(position), probs)
-            return draft.replace(
-                tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
-            )
-
         def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             draft, cache = carry
-            token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
-            logits, _, cache = self.network.decode(params, cache, token)
-            return (put(draft, logits, position), cache), None
+            logits, cache = self._feed(params, draft, cache, position)
+            return (self._put(draft, logits, context, draws, position)[0], cache), None
 
-        draft = put(self._empty(context, logits, draws), logits, 0)
+        draft, _ = self._put(self._empty(context, logits, draws), logits, context, draws, 0)
         if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
             (draft, cache), _ = jax.lax.scan(step, (draft, cache), jnp.arange(1, self.num_draft))
         return draft, cache
+
+    def propose_up_to(
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
+        """As many steps as some row still has use for; none, and no call, where no row wants any.
+
+        Rounds without a draft leave the cache behind; it catches up here, K + 1 tokens a call.
+
+        Args:
+          wanted: `[B]`, the most tokens that each row is to draft.
+          min_confidence: a row stops before it draws a token from a q whose largest probability is
+            below this. Stopping depends on q alone and not on what would be drawn: that would
+            change the law.
+        """
+
+        def lags(cache: cache_lib.Cache) -> jax.Array:
+            return (context.length - cache.length).max() > 2
+
+        def chunk(cache: cache_lib.Cache) -> cache_lib.Cache:
+            start = jnp.minimum(cache.length, context.length - 1)
+            index = start[:, None] + jnp.arange(self.num_draft + 1)[None, :]
+            tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
+            _, _, cache = self.network.decode(params, cache_lib.rollback(cache, start), tokens)
+            return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+
+        def put(carry: tuple, logits: jax.Array, position: jax.typing.ArrayLike) -> tuple:
+            draft, cache, going = carry
+            drawn, confidence = self._put(draft, logits, context, draws, position)
+            going = going & (position < wanted) & (confidence >= min_confidence)
+            return drawn.replace(num_drafted=draft.num_drafted + going), cache, going
+
+        def body(carry: tuple) -> tuple:
+            position, (draft, cache, going) = carry
+            logits, cache = self._feed(params, draft, cache, position)
+            return position + 1, put((draft, cache, going), logits, position)
+
+        def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
+            logits, cache = catch_up(self.network, params, jax.lax.while_loop(lags, chunk, cache), context)
+            empty = self._empty(context, logits, draws)
+            empty = empty.replace(num_drafted=jnp.zeros_like(empty.num_drafted))
+            carry = put((empty, cache, jnp.ones(wanted.shape, bool)), logits, 0)
+            more = lambda carry: (carry[0] < self.num_draft) & (carry[1][2] & (carry[0] < wanted)).any()  # noqa: E731
+            _, (draft, cache, _) = jax.lax.while_loop(more, body, (jnp.asarray(1), carry))
+            return draft, cache
+
+        def skip(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
+            logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
+            empty = self._empty(context, logits, draws)
+            return empty.replace(num_drafted=jnp.zeros_like(empty.num_drafted)), cache
+
+        return jax.lax.cond(wanted.max() > 0, run, skip, cache)
+
+    def _feed(
+        self, params: Params, draft: Draft, cache: cache_lib.Cache, position: jax.Array
+    ) -> tuple[jax.Array, cache_lib.Cache]:
+        """Logits `[B, 1, V]` after the draft before `position`."""
+        token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
+        logits, _, cache = self.network.decode(params, cache, token)
+        return logits, cache
+
+    def _put(
+        self, draft: Draft, logits: jax.Array, context: Context, draws: Draws | None,
+        position: jax.typing.ArrayLike,
+    ) -> tuple[Draft, jax.Array]:  # fmt: skip
+        """Draws the draft at `position` from `logits` `[B, 1, V]`; beside it the largest of q, `[B]`."""
+        before = (jnp.arange(self.num_draft) < position)[None, None]
+        history = sampling.history(context, draft.tokens, before)
+        if draws is None or draft.probs is None:
+            adjusted = sampling.adjust(logits, context.options, history)
+            token = sampling.argmax(adjusted)[:, 0]
+            return draft.replace(tokens=_set(draft.tokens, token, position)), _largest(adjusted)
+        probs = sampling.process(logits, context.options, history)[:, 0]
+        token = draws.choose(Stream.DRAFT.at(position), probs)
+        draft = draft.replace(
+            tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
+        )
+        return draft, probs.max(axis=-1)
 
     def _empty(self, context: Context, logits: jax.Array, draws: Draws | None) -> Draft:
         """A draft of K tokens to be filled; q is kept only where something is drawn from it."""
@@ -81,9 +145,9 @@ class ModelDrafter:
         return Draft(tokens, jnp.full_like(context.length, self.num_draft), probs)
 
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
-        """Nothing to do: the next `propose` rolls back to what was committed."""
-        del params, round
-        return cache
+        """Forgets what was not committed; the last committed token was not fed yet."""
+        del params
+        return cache_lib.rollback(cache, jnp.minimum(cache.length, round.context.length - 1))
 
 
 class DraftsFromModel(Protocol):
@@ -111,7 +175,7 @@ def init_cache(
     cache = network.init_cache(params, encoded, context.source_mask, num_slots)
     if prefix_width > 1:
         _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])
-    return cache
+    return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
 
 
 def catch_up(
@@ -129,3 +193,9 @@ def catch_up(
 def _set(values: jax.Array, entry: jax.Array, position: jax.typing.ArrayLike) -> jax.Array:
     """Replaces entry `position` along axis 1 of `values` `[B, K, ...]` by `entry` `[B, ...]`."""
     return jax.lax.dynamic_update_index_in_dim(values, entry.astype(values.dtype), position, axis=1)
+
+
+def _largest(logits: jax.Array) -> jax.Array:
+    """`[B]`, the largest probability of logits `[B, 1, V]`."""
+    logits = logits[:, 0].astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return jnp.exp(logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1))

@@ -35,6 +35,11 @@ class PromptLookupDrafter:
         """K."""
         return self.num_draft
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A round in which no row found a match is a plain step."""
+        return (0, self.num_draft)
+
     def init(self, params: Params, context: Context, prefix_width: int) -> None:
         """No state: all that counts is in the context."""
         del params, context, prefix_width
@@ -60,6 +65,15 @@ class PromptLookupDrafter:
         room = jnp.take_along_axis(end, best[:, None], axis=1)[:, 0] - first
         num_drafted = jnp.where(found.any(axis=1), jnp.minimum(room, self.num_draft), 0)
         return Draft(jnp.take_along_axis(text, index, axis=1), num_drafted.astype(jnp.int32), None), None
+
+    def propose_up_to(
+        self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array,
+        min_confidence: float = 0.0,
+    ) -> tuple[Draft, None]:  # fmt: skip
+        """The same, cut to `wanted` `[B]`; copies have no q to be confident by."""
+        del min_confidence
+        draft, state = self.propose(params, state, context, draws)
+        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
 
     def _run_lengths(self, context: Context, text: jax.Array, begin: jax.Array) -> jax.Array:
         """`[B, S + T]`: how many tokens up to a position agree with the last ones, at most `max_ngram`."""

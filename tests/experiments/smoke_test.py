@@ -226,12 +226,23 @@ def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
 
 @pytest.mark.slow
 def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
+    common = [
+        f"--data_dir={pair}",
+        "--source_prefix=",
+        "--num_examples=6",
+        "--num_draft=2",
+        "--temperature=0",
+    ]
     one = f"multi30k_en_de,{pair}/target,{pair}/draft,8"
     done = run(
-        "speedup", f"--pair={one}", f"--data_dir={pair}", "--source_prefix=", "--num_examples=6",
-        "--num_draft=2", "--batch_size=1,3", "--temperature=0", "--repeats=2", f"--output={tmp_path}",
+        "speedup",
+        f"--pair={one}",
+        *common,
+        "--batch_size=1,3",
+        "--repeats=2",
+        f"--output={tmp_path}",
         **QUICK,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["batch_size"] for row in rows] == [1, 3] and (tmp_path / "speedup.png").exists()
@@ -241,6 +252,11 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
     for name in ("alpha", "tokens_per_target_call"):
         assert rows[0][name] == rows[1][name]  # a row of a batch does not depend on its mates
+    again = run("speedup", f"--pair={one}", *common, "--repeats=0", f"--output={tmp_path}/again", **QUICK)
+    assert again.returncode == 0, again.stderr
+    (repeated,) = json.loads((tmp_path / "again" / "results.json").read_text())["rows"]
+    same = ("alpha", "tokens_per_target_call", "num_tokens", "quality", "target_entropy")
+    assert all(repeated[name] == rows[0][name] for name in same)
 
 
 @pytest.mark.slow

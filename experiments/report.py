@@ -1,0 +1,65 @@
+"""Gathers what was measured into one page: experiments/results/README.md.
+
+  python -m experiments.report
+
+The page's text is `experiments/results/template.md`. Each of its lines of the form
+
+  {draft_sizes where num_new is absent: draft, temperature as T, alpha}
+
+becomes a table of those fields of `draft_sizes/results.json`, with hardware, date and command; where
+that file is missing it says "not run".
+"""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+from absl import app, flags
+from rich.console import Console
+
+from experiments import results
+
+_RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
+_LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
+
+
+def table(folder: pathlib.Path, match: re.Match) -> str:
+    """The Markdown of one line of the template."""
+    name, field, presence, columns = match.groups()
+    path = folder / name / "results.json"
+    if not path.exists():
+        return f"Not run ({name}).\n"
+    document = json.loads(path.read_text())
+    rows = [row for row in document["rows"] if field is None or (field in row) == (presence == "present")]
+    names = [column.strip().partition(" as ") for column in columns.split(",")]
+    shown = [{shown or name: cell(row, name) for name, _, shown in names} for row in rows]
+    source = f"{document['hardware']}, {document['date']}: `{document['command']}`"
+    return f"{results.markdown(shown)}\n{source}\n"
+
+
+def cell(row: dict[str, Any], name: str) -> Any:
+    """A field; a path by its last part, a speed-up with its quartiles."""
+    value = row.get(name, "not run")
+    if name in ("draft", "target"):
+        return pathlib.PurePath(value).name
+    if name == "speedup" and "speedup_low" in row:
+        return f"**{value:.2f}** [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    return value
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    folder = pathlib.Path(_RESULTS.value)
+    template = (folder / "template.md").read_text(encoding="utf-8")
+    lines = [
+        table(folder, match) if (match := _LINE.fullmatch(line)) else f"{line}\n"
+        for line in template.splitlines()
+    ]
+    note = "<!-- Made by `python -m experiments.report` from template.md and */results.json. -->\n"
+    results.write_text(folder / "README.md", note + "".join(lines))
+    Console().print(f"wrote {folder / 'README.md'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

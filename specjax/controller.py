@@ -1,0 +1,164 @@
+"""How many tokens a row drafts: a drafter around another, with a length for every row and round.
+
+A row's length depends on what that row has committed so far and on a table of costs: never on a
+clock, nor on the rows beside it. So outputs do not depend on the batch, and the law is the target's:
+the length is fixed before a token is drawn (Leviathan et al. 2023 name a varying K as future work).
+
+Axes: B rows, K drafts.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax.drafters import BoundDrafter
+from specjax.types import Context, Draft, Draws, Params, Round
+
+
+class AdaptableDrafter(Protocol):
+    """A drafter of chains that can be told how many tokens each row wants. See `types.Drafter`."""
+
+    @property
+    def num_draft(self) -> int: ...
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> Any: ...
+
+    def propose_up_to(
+        self, params: Params, state: Any, context: Context, draws: Draws | None, wanted: jax.Array,
+        min_confidence: float,
+    ) -> tuple[Draft, Any]: ...  # fmt: skip
+
+    def commit(self, params: Params, state: Any, round: Round) -> Any: ...
+
+
+class AdaptiveState(struct.PyTreeNode):
+    """The inner drafter's state, and what became of a row's drafts.
+
+    Attributes:
+      inner: of the drafter.
+      accepted, tested: `[B] float32`, drafts, older ones counting less.
+    """
+
+    inner: Any
+    accepted: jax.Array
+    tested: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveDrafter:
+    """Lets each row draft as many tokens as its own history says pay best; 0 is a plain step.
+
+    The row's alpha is estimated from its accepted and tested drafts, `decay` times less for each
+    round that has passed since, and from `prior_weight` imaginary drafts accepted at `prior_alpha`: so a
+    row that has stopped drafting tries again after a while. The length is the K of `lengths` with the
+    largest (1 - alpha^(K+1)) / (1 - alpha) / cost. A batch runs the longest that a row asks for.
+
+    Attributes:
+      inner: what drafts.
+      lengths: growing; the last is the inner drafter's K; 0 may be among them.
+      costs: of a round of each length, over a plain step: v(K) + K c + o, and 1 for 0.
+      min_confidence: rows stop earlier where q's largest probability is below it.
+      decay, prior_alpha, prior_weight: see above.
+    """
+
+    inner: AdaptableDrafter
+    lengths: tuple[int, ...]
+    costs: tuple[float, ...]
+    min_confidence: float = 0.0
+    decay: float = 0.9
+    prior_alpha: float = 0.7
+    prior_weight: float = 2.0
+
+    @property
+    def network(self) -> Any:
+        """Of the inner drafter, for the checks of vocabularies."""
+        return self.inner.network  # type: ignore[attr-defined]
+
+    @property
+    def share_encoder(self) -> bool:
+        """Of the inner drafter."""
+        return getattr(self.inner, "share_encoder", False)
+
+    @property
+    def num_draft(self) -> int:
+        """K, the largest length."""
+        return self.inner.num_draft
+
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.num_draft
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The lengths: a target call is as narrow as the longest that a row asked for."""
+        return self.lengths
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> AdaptiveState:
+        """No drafts yet."""
+        none = jnp.zeros(context.length.shape, jnp.float32)
+        return AdaptiveState(self.inner.init(params, context, prefix_width), none, none)
+
+    def propose(
+        self, params: Params, state: AdaptiveState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, AdaptiveState]:
+        """Up to each row's own length."""
+        draft, inner = self.inner.propose_up_to(
+            params, state.inner, context, draws, self.wanted(state), self.min_confidence
+        )
+        return draft, state.replace(inner=inner)
+
+    def wanted(self, state: AdaptiveState) -> jax.Array:
+        """`[B]`, the length that pays best for each row."""
+        alpha = state.accepted + self.prior_weight * self.prior_alpha
+        alpha = jnp.minimum(alpha / (state.tested + self.prior_weight), 0.99)[:, None]
+        lengths = np.array(self.lengths, np.float32)
+        tokens = (1 - alpha ** (lengths + 1)[None, :]) / (1 - alpha)
+        best = jnp.argmax(tokens / np.array(self.costs, np.float32)[None, :], axis=1)
+        return jnp.asarray(self.lengths, jnp.int32)[best]
+
+    def commit(self, params: Params, state: AdaptiveState, round: Round) -> AdaptiveState:
+        """Adds the round to each row's history."""
+        accepted = jnp.minimum(round.verdict.num_accepted, round.draft.num_drafted)
+        tested = jnp.minimum(round.verdict.num_accepted + 1, round.draft.num_drafted)
+        return AdaptiveState(
+            self.inner.commit(params, state.inner, round),
+            self.decay * state.accepted + accepted,
+            self.decay * state.tested + tested,
+        )
+
+
+def adaptive(
+    drafter: BoundDrafter, costs: Mapping[int, float], *, min_confidence: float = 0.0
+) -> BoundDrafter:
+    """A drafter of chains that drafts as much as pays for each row; see `AdaptiveDrafter`.
+
+    Args:
+      drafter: such as `drafters.from_model(draft, 8)` or `drafters.prompt_lookup(8)`.
+      costs: K -> cost of a round that drafts K tokens, over a plain step; the largest K is the
+        drafter's own. 0 (a plain step) is added at cost 1.
+      min_confidence: see the class.
+
+    Raises:
+      ValueError: a drafter of trees; costs that do not fit the drafter or are not positive.
+    """
+    inner: Any = drafter.drafter
+    if not hasattr(inner, "propose_up_to"):
+        raise ValueError(f"{type(inner).__name__} cannot adapt its length: give a drafter of chains")
+    table = {0: 1.0, **costs}
+    lengths = tuple(sorted(table))
+    if lengths[-1] != inner.num_draft or lengths[0] < 0:
+        raise ValueError(
+            f"costs={dict(costs)}: the largest K must be the drafter's num_draft={inner.num_draft}"
+        )
+    if not all(cost > 0 for cost in table.values()):
+        raise ValueError(f"costs={dict(costs)}: must be above 0, in units of a plain step")
+    if not 0 <= min_confidence < 1:
+        raise ValueError(f"min_confidence={min_confidence}: must be at least 0 and below 1")
+    prices = tuple(float(table[k]) for k in lengths)
+    return drafter._replace(drafter=AdaptiveDrafter(inner, lengths, prices, min_confidence))

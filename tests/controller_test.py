@@ -1,0 +1,131 @@
+"""Adaptive length: the law stays, rows decide for themselves, and what does not pay is not drafted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import exact_law, law_cases
+from specjax import controller, decode, drafters
+from specjax.controller import AdaptiveDrafter
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from specjax.sampling import Sampling
+
+V = 5
+NETWORK = exact_law.ToyNetwork(V)
+TARGET, DRAFT = (jnp.asarray(exact_law.random_table(seed, V)) for seed in (0, 1))
+SOURCES = np.random.default_rng(0).integers(0, V, (6, 3))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted(law_cases.Case):
+    """An enumeration whose rows draft 0, 1 or 2 tokens, as their history says; every length occurs."""
+
+    min_confidence: float = 0.0
+    num_tokens: int = 5
+
+    def drafter(self):
+        inner = ModelDrafter(exact_law.ToyNetwork(self.vocab_size), 2)
+        costs = (1.0, 1.25, 1.7)
+        return AdaptiveDrafter(inner, (0, 1, 2), costs, self.min_confidence, 0.5, 0.6, 0.5)
+
+
+@pytest.mark.parametrize("rule", law_cases.RULES.values(), ids=law_cases.RULES)
+def test_the_law_is_the_targets_while_lengths_vary(rule):
+    case = Adapted(rule=rule, eos_ids=(2,))
+    assert case.error() < case.bar
+
+
+@pytest.mark.parametrize("rule", law_cases.RULES.values(), ids=law_cases.RULES)
+def test_stopping_before_a_token_is_drawn_keeps_the_law(rule):
+    case = Adapted(rule=rule, min_confidence=0.45, num_tokens=4)
+    assert case.error() < case.bar
+
+
+def test_throwing_a_drawn_token_away_would_be_noticed(monkeypatch):
+    """The fault that users of such heuristics report: stopping on the drawn token's own probability."""
+    put = ModelDrafter._put
+
+    def by_the_token(self, draft, logits, context, draws, position):
+        drawn, _ = put(self, draft, logits, context, draws, position)
+        q = jax.nn.softmax(logits[:, 0])
+        return drawn, jnp.take_along_axis(q, drawn.tokens[:, position][:, None], axis=1)[:, 0]
+
+    monkeypatch.setattr(ModelDrafter, "_put", by_the_token)
+    assert Adapted(min_confidence=0.45, num_tokens=4).error() > 0.01
+
+
+def run(drafter, params, rows=slice(None), **options):
+    return decode.generate(
+        NETWORK, TARGET, SOURCES[rows], np.ones(SOURCES[rows].shape, bool), drafter=drafter,
+        drafter_params=params, max_new_tokens=30, seed=np.arange(6)[rows], eos_ids=(), **options,
+    )  # fmt: skip
+
+
+def bound(draft_params, costs, num_draft=4, **settings):
+    plain = drafters.BoundDrafter(ModelDrafter(NETWORK, num_draft), draft_params)
+    return controller.adaptive(plain, costs, **settings).drafter
+
+
+def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
+    costs = {1: 1.2, 2: 1.4, 4: 1.8}
+    twin = run(bound(TARGET, costs), TARGET).stats
+    assert float(twin.alpha.min()) == 1 and int(twin.num_rounds.max()) <= 8
+    stranger = run(bound(DRAFT, {4: 5.0}), -TARGET).stats
+    assert int(stranger.num_drafted.max()) <= 12 and int(stranger.num_rounds.max()) <= 30
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature):
+    """Rows fall behind in rounds without a draft and catch up later, alone or beside others."""
+    drafter = bound(DRAFT, {1: 1.3, 4: 2.2})
+    sampling = Sampling(temperature=temperature)
+    together = run(drafter, DRAFT, sampling=sampling)
+    lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
+    assert len(set(lengths.tolist())) > 1
+    for row in range(6):
+        alone = run(drafter, DRAFT, slice(row, row + 1), sampling=sampling)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
+    if temperature == 0:
+        np.testing.assert_array_equal(run(None, None).tokens, together.tokens)
+
+
+def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
+    """The draft's cache caught up: a twin is still accepted to the last after many plain steps."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Pausing(AdaptiveDrafter):
+        """Drafts nothing for eleven rounds, then four tokens a round."""
+
+        def wanted(self, state):
+            return jnp.where(state.tested < 11, 0, 4)
+
+        def commit(self, params, state, round):
+            return state.replace(inner=self.inner.commit(params, state.inner, round), tested=state.tested + 1)
+
+    drafter = Pausing(ModelDrafter(NETWORK, 4), (0, 4), (1.0, 2.0))
+    stats = run(drafter, TARGET, sampling=Sampling(temperature=1.0)).stats
+    np.testing.assert_array_equal(stats.num_rounds, 11 + 4)
+    assert float(stats.alpha.min()) == 1
+
+
+def test_copies_adapt_too():
+    lookup = controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}).drafter
+    assert isinstance(lookup.inner, PromptLookupDrafter)
+    np.testing.assert_array_equal(run(lookup, None).tokens, run(None, None).tokens)
+
+
+def test_what_cannot_adapt_is_refused():
+    tree = drafters.BoundDrafter(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT)
+    with pytest.raises(ValueError, match="ModelTreeDrafter cannot adapt its length"):
+        controller.adaptive(tree, {4: 2.0})
+    with pytest.raises(ValueError, match="the largest K must be the drafter's num_draft=4"):
+        bound(DRAFT, {3: 1.5})
+    with pytest.raises(ValueError, match="must be above 0"):
+        bound(DRAFT, {4: -1.0})
+    with pytest.raises(ValueError, match="min_confidence=1"):
+        bound(DRAFT, {4: 2.0}, min_confidence=1)
