@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from experiments import measure, progress
-from specjax import acceptance, api, decode
+from specjax import acceptance, api, decode, drafters
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Generation
@@ -131,6 +131,22 @@ def _request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, f
         jax.block_until_ready(decode.jitted_run(program, params, state))
         seconds.append((encoded - started, time.perf_counter() - encoded))
     return seconds
+
+
+def cost_of(
+    build: Callable[[BoundDrafter], list[decode.Prepared]], draft: api.Model, sampled: bool, console: Console
+) -> Callable[[int], float]:
+    """A function from K to the cost of a round that drafts K tokens, over a plain step: v + K c + o.
+
+    Args:
+      build: the requests of a drafter, the first of which is timed.
+    """
+
+    def cost(num_draft: int) -> float:
+        costs = round_costs(build(drafters.from_model(draft, num_draft))[0], sampled, console)
+        return costs.v + num_draft * costs.c + costs.o
+
+    return cost
 
 
 def round_costs(request: decode.Prepared, sampled: bool, console: Console) -> measure.RoundCosts:

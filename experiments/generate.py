@@ -114,8 +114,10 @@ def compare(
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     plain_texts = api.to_output(target.tokenizer, plain).texts
     rows = []
+    first = lambda drafter: build(target, drafter, sources[:1], temperature)  # noqa: E731
     for column in options.columns():
-        batches = build(target, options.drafter(draft, column), sources, temperature)
+        drafter = options.drafter(draft, column, arms.cost_of(first, draft, sampled, console))
+        batches = build(target, drafter, sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
         has_alpha = options.has_alpha(column, sampled)
         row: dict[str, object] = {
@@ -147,8 +149,10 @@ def compare(
         if _REPEATS.value:
             timed = slice(_NUM_TIMED.value)
             timing = arms.time_arms(plain_batches[timed], batches[timed], _REPEATS.value, console)
-            costs = arms.round_costs(batches[0], sampled, console)
-            row |= rows_lib.times(timing, costs, batches[0].program.max_depth)
+            row |= rows_lib.times(timing)
+            if options.has_parts(column):
+                costs = arms.round_costs(batches[0], sampled, console)
+                row |= rows_lib.parts(timing, costs, batches[0].program.max_depth)
         rows.append(row)
     return rows, texts
 

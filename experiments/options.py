@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from specjax import acceptance, drafters
+from specjax import acceptance, controller, drafters
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
@@ -14,9 +14,11 @@ _NUM_DRAFT = flags.DEFINE_list(
     "num_draft",
     ["5"],
     "K, drafted tokens a round, or a tree's children per level: 3x2x1; lookup:8 copies up to 8 from the "
-    "source or the output, without a draft model. A column each.",
+    "source or the output, without a draft model; adaptive:1-3-5 lets rows choose from these and 0, by "
+    "costs measured first. A column each.",
 )
-_LOOKUP = "lookup:"
+_LOOKUP, _ADAPTIVE = "lookup:", "adaptive:"
+CostOf = Callable[[int], float]  # K -> a round's cost over a plain step
 _RULE = flags.DEFINE_string(
     "rule", "speculative",
     "How drafts are judged above temperature 0: speculative, block, multi_round; lossy: "
@@ -85,32 +87,45 @@ def needs_model() -> bool:
 
 
 def chain_length(column: str) -> int | None:
-    """K of a column; None for a tree."""
-    return None if "x" in column else int(column.removeprefix(_LOOKUP))
+    """K of a column; None where it has no one K."""
+    return None if "x" in column or column.startswith(_ADAPTIVE) else int(column.removeprefix(_LOOKUP))
+
+
+def has_parts(column: str) -> bool:
+    """Whether all rounds cost the same, so that their parts can be timed."""
+    return not column.startswith(_ADAPTIVE)
 
 
 def has_alpha(column: str, sampled: bool) -> bool:
     """Whether alpha means anything there: for chains under the token-wise rule."""
-    return chain_length(column) is not None and (not sampled or rule() is acceptance.speculative)
+    return "x" not in column and (not sampled or rule() is acceptance.speculative)
 
 
-def drafter(draft: Any, column: str) -> BoundDrafter:
-    """The drafter of one column: "5" a chain and "3x2x1" a tree of a loaded model, "lookup:8" copies.
+def drafter(draft: Any, column: str, cost_of: CostOf | None = None) -> BoundDrafter:
+    """The drafter of one column: "5" a chain, "3x2x1" a tree of a loaded model, "lookup:8" copies.
+
+    Args:
+      draft: the model.
+      column: see --num_draft.
+      cost_of: called for each length of an adaptive one.
 
     Raises:
       ValueError: it is none of these.
     """
-    kind = _LOOKUP if column.startswith(_LOOKUP) else ""
+    kind = next((kind for kind in (_LOOKUP, _ADAPTIVE) if column.startswith(kind)), "")
+    separator = {"": "x", _ADAPTIVE: "-"}.get(kind)
     try:
-        widths = [int(part) for part in column.removeprefix(kind).split("x")]
-        if kind and len(widths) > 1:
-            raise ValueError("copies are a chain")
+        numbers = [int(part) for part in column.removeprefix(kind).split(separator)]
     except ValueError as error:
         raise ValueError(
-            f"--num_draft={column}: give a whole number, a tree such as 3x2x1, or lookup:8"
+            f"--num_draft={column}: give a whole number, a tree such as 3x2x1, lookup:8 or adaptive:1-3-5"
         ) from error
-    if kind:
-        return drafters.prompt_lookup(widths[0])
-    return (
-        drafters.from_model(draft, *widths) if len(widths) == 1 else drafters.tree_from_model(draft, widths)
-    )
+    if kind == _LOOKUP:
+        return drafters.prompt_lookup(numbers[0])
+    if kind == _ADAPTIVE:
+        if cost_of is None:
+            raise ValueError(f"--num_draft={column}: costs are not measured here; give one length")
+        return controller.adaptive(drafters.from_model(draft, max(numbers)), {k: cost_of(k) for k in numbers})
+    if len(numbers) > 1:
+        return drafters.tree_from_model(draft, numbers)
+    return drafters.from_model(draft, numbers[0])

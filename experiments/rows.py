@@ -22,6 +22,7 @@ def counts(generation: Generation, has_alpha: bool = True) -> Row:
         "accepted_per_round": float(total.accepted_per_round[0]),
         "tokens_per_target_call": float(total.tau[0]),
         "accepted_by_position": _by_position(total),
+        "tau_by_position": analysis.expected_tokens_by_position(total.accepted[0], total.tested[0]),
     }
 
 
@@ -31,15 +32,21 @@ def _by_position(total: Stats) -> str:
     return " ".join(f"{accepted / tested:.2f}" if tested else "-" for accepted, tested in pairs)
 
 
-def times(timing: arms.Timing, costs: measure.RoundCosts, max_depth: int) -> Row:
-    """What a person asks first, in milliseconds a token; then the parts, in plain steps."""
-    predicted = float(analysis.predicted_speedup(timing.gain, max_depth, costs.c, costs.v, costs.o))
+def times(timing: arms.Timing) -> Row:
+    """What a person asks first, in milliseconds a token."""
     return {
         "ms_per_token_target_alone": str(timing.plain_ms),
         "ms_per_token_speculative": str(timing.speculative_ms),
         "speedup": timing.speedup.median,
         "speedup_low": timing.speedup.low,
         "speedup_high": timing.speedup.high,
+    }
+
+
+def parts(timing: arms.Timing, costs: measure.RoundCosts, max_depth: int) -> Row:
+    """The parts of a round in plain steps, and what they predict."""
+    predicted = float(analysis.predicted_speedup(timing.gain, max_depth, costs.c, costs.v, costs.o))
+    return {
         "c": costs.c,
         "verify_cost": costs.v,
         "overhead": costs.o,

@@ -128,9 +128,9 @@ def compare(
     }  # fmt: skip
     rows = []
     for column in options.columns():
-        batches = build(drafter=options.drafter(draft, column))
+        cost_of = arms.cost_of(lambda drafter: build(drafter=drafter), draft, sampled, console)
+        batches = build(drafter=options.drafter(draft, column, cost_of))
         found = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
-        num_draft = options.chain_length(column)
         has_alpha = options.has_alpha(column, sampled)
         row = shared | {"num_draft": column, **rows_lib.counts(found, has_alpha)}
         if not sampled:
@@ -140,10 +140,9 @@ def compare(
         row |= rows_lib.quality(api.to_output(target.tokenizer, found).texts, references)
         row["quality_target"] = quality["quality"]
         if _REPEATS.value:
-            row |= timed(console, plain_batches, batches, sampled)
-        total = found.stats.total()
-        row["tau_by_position"] = analysis.expected_tokens_by_position(total.accepted[0], total.tested[0])
-        if has_alpha and _REPEATS.value:
+            row |= timed(console, plain_batches, batches, sampled, options.has_parts(column))
+        num_draft = options.chain_length(column)
+        if has_alpha and num_draft and _REPEATS.value:
             tau = analysis.expected_tokens(row["alpha"], num_draft)
             row["predicted_speedup_iid"] = float(
                 analysis.predicted_speedup(tau, num_draft, row["c"], row["verify_cost"])
@@ -153,13 +152,17 @@ def compare(
 
 
 def timed(
-    console: Console, plain: Sequence[decode.Prepared], batches: Sequence[decode.Prepared], sampled: bool
-) -> dict[str, Any]:
+    console: Console, plain: Sequence[decode.Prepared], batches: Sequence[decode.Prepared], sampled: bool,
+    has_parts: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Times, parts and latencies over the first of the requests."""
     num_requests = -(-_NUM_TIMED.value // len(plain[0].inputs["limit"]))
     timing = arms.time_arms(plain[:num_requests], batches[:num_requests], _REPEATS.value, console)
-    costs = arms.round_costs(batches[0], sampled, console)
-    return rows_lib.times(timing, costs, batches[0].program.max_depth) | rows_lib.end_to_end(timing)
+    row = rows_lib.times(timing) | rows_lib.end_to_end(timing)
+    if has_parts:
+        costs = arms.round_costs(batches[0], sampled, console)
+        row |= rows_lib.parts(timing, costs, batches[0].program.max_depth)
+    return row
 
 
 def label(row: dict[str, Any]) -> str:
@@ -186,13 +189,15 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
                 at, [row["speedup"] for row in group], yerr=[low, high], color=f"C{i}", marker="o",
                 capsize=3, label=name.replace("\n", ", "),
             )  # fmt: skip
-            left.plot(at, [row["predicted_speedup"] for row in group], "--", color=f"C{i}")
+            left.plot(at, [row.get("predicted_speedup", np.nan) for row in group], "--", color=f"C{i}")
         left.set_xlabel("K (dashed: predicted from the parts)")
         left.legend(fontsize=8)
     else:
         at = np.arange(len(rows))
         left.bar(at - 0.2, [row["speedup"] for row in rows], 0.4, label="measured")
-        left.bar(at + 0.2, [row["predicted_speedup"] for row in rows], 0.4, label="predicted", alpha=0.5)
+        left.bar(
+            at + 0.2, [row.get("predicted_speedup", 0) for row in rows], 0.4, label="predicted", alpha=0.5
+        )
         left.set_xticks(at, [label(row) for row in rows], rotation=30, ha="right", fontsize=8)
         left.legend()
     left.axhline(1, color="black", linewidth=0.8)

@@ -118,7 +118,8 @@ def forced_rows(
             rows.append(
                 {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": num_draft}
                 | {"tokens_per_target_call": timing.gain}
-                | rows_lib.times(timing, costs, num_draft)
+                | rows_lib.times(timing)
+                | rows_lib.parts(timing, costs, num_draft)
                 | {"predicted_speedup_paper": float(analysis.predicted_speedup(tau, num_draft, costs.c))}
                 | {"dtype": config.dtype}
                 | {"batch_size": _BATCH_SIZE.value, **peak_memory()}
