@@ -13,8 +13,10 @@ import numpy as np
 
 from experiments import exact_law
 from specjax import acceptance, decode, rounds
+from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Drafter
 
@@ -32,6 +34,9 @@ class Case:
       is_tree: whether a chain is drafted as a tree.
       with_replacement: how siblings are drawn.
       deterministic: argmax (top-k) drafts, whose q is one-hot.
+      kind: what drafts a chain: "model", "lookup" (copies), or "adaptive" (a model, rows draft 0 to K
+        tokens as their history says).
+      min_confidence: of an adaptive one.
       draft_vocab_size: where the draft's vocabulary is padded to another size.
       num_tokens: length of the sequences whose law is compared.
     """
@@ -43,6 +48,8 @@ class Case:
     is_tree: bool = False
     with_replacement: bool = False
     deterministic: bool = False
+    kind: str = "model"
+    min_confidence: float = 0.0
     num_tokens: int = 4
     prefix: tuple[int, ...] = (0,)
     eos_ids: tuple[int, ...] = ()
@@ -56,7 +63,13 @@ class Case:
         network = exact_law.ToyNetwork(self.draft_vocab_size or self.vocab_size)
         if not self.branching:
             return None
-        drafter: Drafter = ModelDrafter(network, len(self.branching))
+        num_draft = len(self.branching)
+        if self.kind == "lookup":
+            return PromptLookupDrafter(num_draft, max_ngram=2)
+        drafter: Drafter = ModelDrafter(network, num_draft)
+        if self.kind == "adaptive":  # with these numbers every length occurs
+            lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
+            return AdaptiveDrafter(drafter, lengths, costs, self.min_confidence, 0.5, 0.6, 0.5)
         if self.is_tree or set(self.branching) != {1}:
             drafter = ModelTreeDrafter(network, self.branching, self.with_replacement)
         return exact_law.ArgmaxDrafter(drafter) if self.deterministic else drafter
@@ -154,6 +167,15 @@ CHAINS: dict[str, Case] = {
     "3 drafts of 3": Case(branching=(1, 1, 1), eos_ids=(2,)),
     "2 argmax drafts": Case(deterministic=True),
 }
+OTHERS: dict[str, Case] = {
+    "2 copies": Case(kind="lookup"),
+    "2 copies, end token": Case(kind="lookup", eos_ids=(2,)),
+    "2 copies, repetition penalty": Case(
+        kind="lookup", options=Sampling(repetition_penalty=1.7), prefix=(0, 2)
+    ),
+    "0 to 2 drafts by history": Case(kind="adaptive", eos_ids=(2,), num_tokens=5),
+    "0 to 2 drafts by history and confidence": Case(kind="adaptive", min_confidence=0.45),
+}
 TREES: dict[str, Case] = {
     "chain drafted as a tree": Case(is_tree=True),
     "2": Case(branching=(2,)),
@@ -181,7 +203,7 @@ def all_cases() -> dict[tuple[str, str, str], Case]:
         }
         cases |= {
             (rule, name, "temperature 0.6"): dataclasses.replace(case, rule=give)
-            for name, case in CHAINS.items()
+            for name, case in (CHAINS | OTHERS).items()
         }
     how = {"with replacement": dict(with_replacement=True), "without replacement": {}}
     for kind, change in how.items():

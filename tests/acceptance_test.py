@@ -26,7 +26,7 @@ CASES = {
     if key[0] in ("speculative", "none")
     or key[2] == "prefix, end tokens, all options"
     or key[1:] == ("chain of 2", "temperature 0.6")
-    or key[1] in ("3 drafts of 3", "2 argmax drafts")
+    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.OTHERS)
     or (key[1].startswith("tree 2x1, ") and "all options" not in key[1])
     or key[1] == "tree 2x1, all options, without replacement"
 }

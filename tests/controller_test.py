@@ -1,13 +1,13 @@
-"""Adaptive length: the law stays, rows decide for themselves, and what does not pay is not drafted."""
+"""Adaptive length: rows decide for themselves, and what does not pay is not drafted. For the law see
+acceptance_test."""
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law, law_cases
+from experiments import exact_law
 from specjax import controller, decode, drafters
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
@@ -18,44 +18,6 @@ V = 5
 NETWORK = exact_law.ToyNetwork(V)
 TARGET, DRAFT = (jnp.asarray(exact_law.random_table(seed, V)) for seed in (0, 1))
 SOURCES = np.random.default_rng(0).integers(0, V, (6, 3))
-
-
-@dataclasses.dataclass(frozen=True)
-class Adapted(law_cases.Case):
-    """An enumeration whose rows draft 0, 1 or 2 tokens, as their history says; every length occurs."""
-
-    min_confidence: float = 0.0
-    num_tokens: int = 5
-
-    def drafter(self):
-        inner = ModelDrafter(exact_law.ToyNetwork(self.vocab_size), 2)
-        costs = (1.0, 1.25, 1.7)
-        return AdaptiveDrafter(inner, (0, 1, 2), costs, self.min_confidence, 0.5, 0.6, 0.5)
-
-
-@pytest.mark.parametrize("rule", law_cases.RULES.values(), ids=law_cases.RULES)
-def test_the_law_is_the_targets_while_lengths_vary(rule):
-    case = Adapted(rule=rule, eos_ids=(2,))
-    assert case.error() < case.bar
-
-
-@pytest.mark.parametrize("rule", law_cases.RULES.values(), ids=law_cases.RULES)
-def test_stopping_before_a_token_is_drawn_keeps_the_law(rule):
-    case = Adapted(rule=rule, min_confidence=0.45, num_tokens=4)
-    assert case.error() < case.bar
-
-
-def test_throwing_a_drawn_token_away_would_be_noticed(monkeypatch):
-    """The fault that users of such heuristics report: stopping on the drawn token's own probability."""
-    put = ModelDrafter._put
-
-    def by_the_token(self, draft, logits, context, draws, position):
-        drawn, _ = put(self, draft, logits, context, draws, position)
-        q = jax.nn.softmax(logits[:, 0])
-        return drawn, jnp.take_along_axis(q, drawn.tokens[:, position][:, None], axis=1)[:, 0]
-
-    monkeypatch.setattr(ModelDrafter, "_put", by_the_token)
-    assert Adapted(min_confidence=0.45, num_tokens=4).error() > 0.01
 
 
 def run(drafter, params, rows=slice(None), **options):

@@ -1,14 +1,12 @@
 """Prompt lookup: which occurrence wins, where its continuation ends."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law, law_cases
-from specjax import acceptance, decode, drafters
+from experiments import exact_law
+from specjax import decode, drafters
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.sampling import Sampling
 from specjax.types import Context
@@ -78,34 +76,6 @@ def test_it_equals_a_plain_search(max_ngram):
                         best = text[i + size : i + size + 3]
         expected.append(best)
     assert proposals(rows, max_ngram=max_ngram) == expected
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup(law_cases.Case):
-    """An enumeration with this drafter; sources and outputs of three ids repeat themselves."""
-
-    deterministic: bool = True
-
-    def drafter(self):
-        return PromptLookupDrafter(len(self.branching), 2)
-
-
-@pytest.mark.parametrize("rule", law_cases.RULES.values(), ids=law_cases.RULES)
-@pytest.mark.parametrize("options", ["temperature 0.6", "end token inside the draft", "repetition penalty"])
-def test_the_law_is_the_targets(rule, options):
-    base = law_cases.OPTIONS[options]
-    case = Lookup(
-        rule=rule, options=base.options, prefix=base.prefix, eos_ids=base.eos_ids, num_tokens=base.num_tokens
-    )
-    assert case.error() < case.bar
-
-
-def test_the_law_check_notices_when_copied_tokens_are_simply_kept(monkeypatch):
-    def keep(draws, draft, target_probs):
-        verdict = acceptance.speculative(draws, draft, target_probs)
-        return verdict._replace(num_accepted=draft.num_drafted)
-
-    assert Lookup(rule=lambda: keep).error() > 0.01
 
 
 class Cycle(exact_law.ToyNetwork):
