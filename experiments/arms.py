@@ -75,7 +75,7 @@ class Timing:
       end_to_end: the same with the encoders of both models in it.
       plain_latency_s, speculative_latency_s: `[requests]`, encoders included, medians over the turns.
       plain_prefill_share, prefill_share: of an arm's time, what its encoders take (two with a draft model).
-      gain: tokens a round of one arm over those of the other.
+      gain: tokens a round of one arm over those of the other, a round serving all rows of its batch.
     """
 
     plain_ms: measure.Spread
@@ -90,14 +90,18 @@ class Timing:
 
 
 def time_arms(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], repeats: int, console: Console
-) -> Timing:
-    """Times prefill and loop of every request, the arms taking turns."""
+    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], num_rows: int, repeats: int,
+    console: Console,
+) -> Timing:  # fmt: skip
+    """Times prefill and loop of every request, the arms taking turns.
+
+    Tokens are those of the first `num_rows` rows: the rest fills up the last batch.
+    """
     arms = {"plain": plain, "speculative": speculative}
     tokens, rounds = {}, {}
     for name, requests in arms.items():  # compiles, too
         stats = [jax.device_get(decode_one(request).stats) for request in requests]
-        tokens[name] = sum(int(s.num_emitted.sum()) for s in stats)
+        tokens[name] = int(np.concatenate([s.num_emitted for s in stats])[:num_rows].sum())
         # A round serves all rows of its batch.
         rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
     runs = {name: functools.partial(_request_seconds, requests) for name, requests in arms.items()}

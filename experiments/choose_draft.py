@@ -153,11 +153,12 @@ def run_measured(
 ) -> dict[str, Any]:
     """The speed-up of a row's K, run in turns with the target alone."""
     temperature, num_draft = row["temperature"], row["num_draft"]
+    timed = sources[: _NUM_TIMED.value]
     both = (
-        build(target, drafter, sources[: _NUM_TIMED.value], temperature)
+        build(target, drafter, timed, temperature)
         for drafter in (None, drafters.from_model(draft, num_draft))
     )
-    speedup = arms.time_arms(*both, _MEASURE.value, console).speedup
+    speedup = arms.time_arms(*both, len(timed), _MEASURE.value, console).speedup
     return {
         "speedup": speedup.median, "speedup_low": speedup.low, "speedup_high": speedup.high,
         "measured_over_predicted": speedup.median / row["predicted_speedup"],

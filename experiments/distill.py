@@ -257,10 +257,11 @@ def train(
         }
         restored, note = saved.restore(shapes)
         for name, value in run.items():
-            if note["run"][name] != value:
+            before = note["run"].get(name, "another version of this script")
+            if before != value:
                 raise ValueError(
-                    f"{name}={value}, but {saved.directory} was made with {note['run'][name]}: resume with "
-                    "that, or give another --output"
+                    f"{name}={value}, but {saved.directory} was made with {before}: resume with that, or "
+                    "give another --output"
                 )
         arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
         console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)

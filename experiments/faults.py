@@ -326,7 +326,12 @@ def write_at_first_rows_start(write):
 
 
 def limit_too_high(cut):
-    return lambda program, state, *rest: cut(program, state.replace(limit=state.limit + 1), *rest)
+
+    def fault(program, state, *rest):
+        context = state.context.replace(room=state.context.room + 1)
+        return cut(program, state.replace(context=context), *rest)
+
+    return fault
 
 
 def compare_one_late(draft, target_ids):

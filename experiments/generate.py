@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, identity, measure, options, results
+from experiments import arms, measure, options, results
 from experiments import rows as rows_lib
 from specjax import api, data, decode, sampling
 from specjax.drafters import BoundDrafter
@@ -41,7 +41,7 @@ _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long 
 _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.")
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Batches in a timed turn.")
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.")
 _SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
 
@@ -112,48 +112,31 @@ def compare(
     sampled = temperature >= sampling.GREEDY_BELOW
     plain_batches = build(target, None, sources, temperature)
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
-    plain_texts = api.to_output(target.tokenizer, plain).texts
     rows = []
     first = lambda drafter: build(target, drafter, sources[:1], temperature)  # noqa: E731
     for column in options.columns():
         drafter = options.drafter(draft, column, arms.cost_of(first, draft, sampled, console))
         batches = build(target, drafter, sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
-        has_alpha = options.has_alpha(column, sampled)
-        row: dict[str, object] = {
-            "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
-            "batch_size": _BATCH_SIZE.value,
-            "dtype": target.config.dtype, "seed": _SEED.value, **rows_lib.counts(spec, has_alpha),
-        }  # fmt: skip
-        if not sampled:
-            found = identity.differences(plain, spec, plain_batches)
-            row["identical_to_target"] = f"{len(sources) - len(found)} of {len(sources)}"
-            row["num_near_ties"] = sum(d.is_near_tie for d in found)
-            if column == options.columns()[0]:
-                show_rows(
-                    console,
-                    sources,
-                    api.to_output(target.tokenizer, spec).texts,
-                    spec,
-                    {d.row for d in found},
-                )
-            for d in found:
-                kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
-                console.print(
-                    f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}"
-                )
         texts = api.to_output(target.tokenizer, spec).texts
-        row |= rows_lib.quality(texts, references())
-        row |= {"quality_target": rows_lib.quality(plain_texts, references()).get("quality", "not run")}
-        row |= {"compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1)}
-        if _REPEATS.value:
-            timed = slice(_NUM_TIMED.value)
-            timing = arms.time_arms(plain_batches[timed], batches[timed], _REPEATS.value, console)
-            row |= rows_lib.times(timing)
-            if options.has_parts(column):
-                costs = arms.round_costs(batches[0], sampled, console)
-                row |= rows_lib.parts(timing, costs, batches[0].program.max_depth)
-        rows.append(row)
+        found, differing = rows_lib.compare(
+            console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, spec),
+            references(), has_alpha=options.has_alpha(column, sampled), all_alike=options.all_alike(column),
+            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+        )  # fmt: skip
+        if not sampled and not rows:
+            show_rows(console, sources, texts, spec, {d.row for d in differing})
+        for d in differing:
+            kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
+            console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
+        rows.append(
+            {
+                "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
+                "batch_size": _BATCH_SIZE.value, "dtype": target.config.dtype, "seed": _SEED.value,
+                **options.settings(drafter), **found,
+                "compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1),
+            }
+        )  # fmt: skip
     return rows, texts
 
 
@@ -165,7 +148,11 @@ def target_alone(console: Console, target: api.Model, sources: list[str]) -> tup
     for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
     return [
-        {"temperature": temperature, **rows_lib.counts(plain), **rows_lib.quality(texts, references())}
+        {
+            "temperature": temperature,
+            **rows_lib.counts(plain, False, False),
+            **rows_lib.quality(texts, references()),
+        }
     ], texts
 
 
@@ -182,7 +169,7 @@ def main(argv: list[str]) -> None:
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if draft is None and options.needs_model():
+    if draft is None and not options.copies():
         rows, texts = target_alone(console, target, sources)
     else:
         api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)

@@ -173,6 +173,7 @@ OTHERS: dict[str, Case] = {
     "2 copies, repetition penalty": Case(
         kind="lookup", options=Sampling(repetition_penalty=1.7), prefix=(0, 2)
     ),
+    "2 copies, some of ids that do not exist": Case(kind="lookup", num_ids=2, vocab_size=3),
     "0 to 2 drafts by history": Case(kind="adaptive", eos_ids=(2,), num_tokens=5),
     "0 to 2 drafts by history and confidence": Case(kind="adaptive", min_confidence=0.45),
 }

@@ -81,24 +81,28 @@ def columns() -> list[str]:
     return _NUM_DRAFT.value
 
 
-def needs_model() -> bool:
-    """Whether a column has a draft model."""
-    return not all(column.startswith(_LOOKUP) for column in columns())
+def copies() -> bool:
+    """Whether a column copies."""
+    return any(column.startswith(_LOOKUP) for column in columns())
 
 
-def chain_length(column: str) -> int | None:
-    """K of a column; None where it has no one K."""
-    return None if "x" in column or column.startswith(_ADAPTIVE) else int(column.removeprefix(_LOOKUP))
-
-
-def has_parts(column: str) -> bool:
-    """Whether all rounds cost the same, so that their parts can be timed."""
-    return not column.startswith(_ADAPTIVE)
+def all_alike(column: str) -> bool:
+    """Whether every round drafts as much as every other, so that the parts of one stand for all."""
+    return not column.startswith((_LOOKUP, _ADAPTIVE))
 
 
 def has_alpha(column: str, sampled: bool) -> bool:
     """Whether alpha means anything there: for chains under the token-wise rule."""
     return "x" not in column and (not sampled or rule() is acceptance.speculative)
+
+
+def settings(drafter: BoundDrafter) -> dict[str, Any]:
+    """What a row should say about a drafter beside its column: the costs that an adaptive one goes by."""
+    adaptive = drafter.drafter
+    if not isinstance(adaptive, controller.AdaptiveDrafter):
+        return {}
+    table = zip(adaptive.lengths, adaptive.costs, strict=True)
+    return {"costs": ", ".join(f"{length}: {cost:.2f}" for length, cost in table)}
 
 
 def drafter(draft: Any, column: str, cost_of: CostOf | None = None) -> BoundDrafter:
@@ -113,15 +117,19 @@ def drafter(draft: Any, column: str, cost_of: CostOf | None = None) -> BoundDraf
       ValueError: it is none of these.
     """
     kind = next((kind for kind in (_LOOKUP, _ADAPTIVE) if column.startswith(kind)), "")
-    separator = {"": "x", _ADAPTIVE: "-"}.get(kind)
+    separator = {"": "x", _LOOKUP: "x", _ADAPTIVE: "-"}[kind]
     try:
         numbers = [int(part) for part in column.removeprefix(kind).split(separator)]
+        if kind == _LOOKUP and len(numbers) > 1:
+            raise ValueError("copies are a chain")
     except ValueError as error:
         raise ValueError(
             f"--num_draft={column}: give a whole number, a tree such as 3x2x1, lookup:8 or adaptive:1-3-5"
         ) from error
     if kind == _LOOKUP:
         return drafters.prompt_lookup(numbers[0])
+    if draft is None:
+        raise ValueError(f"--num_draft={column} needs a draft model, and none is given")
     if kind == _ADAPTIVE:
         if cost_of is None:
             raise ValueError(f"--num_draft={column}: costs are not measured here; give one length")

@@ -1,35 +1,76 @@
 """What a table says about two arms: counts, times, latency, quality. Names as in results.json."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
-from experiments import arms, measure
-from specjax import analysis, metrics
-from specjax.types import Generation, Stats
+from experiments import arms, identity, measure
+from specjax import analysis, api, decode, metrics
+from specjax.sampling import GREEDY_BELOW
+from specjax.types import Generation
 
 Row = dict[str, Any]
 
 
-def counts(generation: Generation, has_alpha: bool = True) -> Row:
-    """What the rounds did; alpha is a notion of chains under the token-wise rule."""
+class Arm(NamedTuple):
+    """Checked requests and what came out of them, one row a source."""
+
+    batches: Sequence[decode.Prepared]
+    generation: Generation
+
+
+def compare(
+    console: Console, tokenizer: Any, plain: Arm, speculative: Arm, references: Sequence[str] | None, *,
+    has_alpha: bool, all_alike: bool, num_timed: int, repeats: int,
+) -> tuple[Row, list[identity.Difference]]:  # fmt: skip
+    """The row of one drafter; beside it where its greedy output differs from the target's.
+
+    Args:
+      tokenizer: of the target.
+      references: for BLEU, or None.
+      has_alpha: whether alpha means anything: chains under the token-wise rule.
+      all_alike: whether every round drafts K tokens, so that one round's parts stand for all.
+      num_timed: sources in a timed turn, at most.
+      repeats: timed turns; 0 times nothing.
+    """
+    num_rows = len(plain.generation.length)
+    sampled = bool((np.asarray(plain.batches[0].inputs["options"].temperature) >= GREEDY_BELOW).any())
+    row = counts(speculative.generation, has_alpha, all_alike)
+    differing: list[identity.Difference] = []
+    if not sampled:
+        differing = identity.differences(plain.generation, speculative.generation, list(plain.batches))
+        row["identical_to_target"] = f"{num_rows - len(differing)} of {num_rows}"
+        row["num_near_ties"] = sum(d.is_near_tie for d in differing)
+    texts = [api.to_output(tokenizer, arm.generation).texts for arm in (speculative, plain)]
+    row |= quality(texts[0], references)
+    row |= {"quality_target": quality(texts[1], references).get("quality", "not run")}
+    if not repeats:
+        return row, differing
+    num_requests = -(-num_timed // len(plain.batches[0].inputs["limit"]))
+    both = (arm.batches[:num_requests] for arm in (plain, speculative))
+    timing = arms.time_arms(*both, num_rows, repeats, console)
+    row |= {"num_timed": min(num_timed, num_rows), **times(timing), **end_to_end(timing)}
+    if all_alike:
+        costs = arms.round_costs(speculative.batches[0], sampled, console)
+        row |= parts(timing, costs, speculative.batches[0].program.max_depth)
+    return row, differing
+
+
+def counts(generation: Generation, has_alpha: bool, all_alike: bool = True) -> Row:
+    """What the rounds did; see `compare`."""
     total = generation.stats.total()
-    return {
+    row = {
         "num_examples": len(generation.length),
         "num_tokens": int(total.num_emitted[0]),
         "alpha": float(total.alpha[0]) if has_alpha else "not applicable",
         "accepted_per_round": float(total.accepted_per_round[0]),
         "tokens_per_target_call": float(total.tau[0]),
-        "accepted_by_position": _by_position(total),
-        "tau_by_position": analysis.expected_tokens_by_position(total.accepted[0], total.tested[0]),
     }
-
-
-def _by_position(total: Stats) -> str:
-    """Accepted over tested drafts at each position of a draft."""
-    pairs = zip(np.asarray(total.accepted[0]), np.asarray(total.tested[0]), strict=True)
-    return " ".join(f"{accepted / tested:.2f}" if tested else "-" for accepted, tested in pairs)
+    if all_alike:
+        row["tau_by_position"] = analysis.expected_tokens_by_position(total.accepted[0], total.tested[0])
+    return row
 
 
 def times(timing: arms.Timing) -> Row:
@@ -44,12 +85,13 @@ def times(timing: arms.Timing) -> Row:
 
 
 def parts(timing: arms.Timing, costs: measure.RoundCosts, max_depth: int) -> Row:
-    """The parts of a round in plain steps, and what they predict."""
+    """The parts of a round in plain steps, and what they predict for the sources that were timed."""
     predicted = float(analysis.predicted_speedup(timing.gain, max_depth, costs.c, costs.v, costs.o))
     return {
         "c": costs.c,
         "verify_cost": costs.v,
         "overhead": costs.o,
+        "tokens_per_round_timed": timing.gain,
         "predicted_speedup": predicted,
         "measured_over_predicted": timing.speedup.median / predicted,
     }
@@ -64,7 +106,7 @@ def end_to_end(timing: arms.Timing) -> Row:
         "prefill_share_target_alone": timing.plain_prefill_share,
         "share_slower": float((speculative > plain).mean()),
     }
-    for percent in (50, 90, 99):
+    for percent in (50, 90, 99) if len(plain) >= 100 else (50, 90):
         row[f"latency_p{percent}_s"] = float(np.percentile(speculative, percent))
         row[f"latency_p{percent}_s_target_alone"] = float(np.percentile(plain, percent))
     return row

@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from rich.console import Console
 
 import specjax
-from experiments import arms, identity, options, results, tasks
+from experiments import arms, options, results, tasks
 from experiments import rows as rows_lib
 from specjax import analysis, api, data, decode, sampling
 from specjax.training import loop
@@ -120,54 +120,35 @@ def compare(
     )  # fmt: skip
     plain_batches = build(drafter=None)
     plain = arms.decode_all(plain_batches, len(sources), "target alone", console)
-    quality = rows_lib.quality(api.to_output(target.tokenizer, plain).texts, references)
     shared = {
-        "task": pair.task, "target": pair.target, "draft": pair.draft, "temperature": temperature,
-        "batch_size": batch_size, "rule": options.rule_name(), "dtype": target.config.dtype,
-        "seed": _SEED.value, **describe(target, plain_batches, plain),
+        "task": pair.task, "target": pair.target, "temperature": temperature, "batch_size": batch_size,
+        "rule": options.rule_name(), "dtype": target.config.dtype, "seed": _SEED.value,
+        **describe(target, plain_batches, plain),
     }  # fmt: skip
+    first = lambda drafter: build(sources=sources[:1], drafter=drafter)  # noqa: E731
     rows = []
     for column in options.columns():
-        cost_of = arms.cost_of(lambda drafter: build(drafter=drafter), draft, sampled, console)
-        batches = build(drafter=options.drafter(draft, column, cost_of))
-        found = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
-        has_alpha = options.has_alpha(column, sampled)
-        row = shared | {"num_draft": column, **rows_lib.counts(found, has_alpha)}
-        if not sampled:
-            differing = identity.differences(plain, found, plain_batches)
-            row["identical_to_target"] = f"{len(sources) - len(differing)} of {len(sources)}"
-            row["num_near_ties"] = sum(d.is_near_tie for d in differing)
-        row |= rows_lib.quality(api.to_output(target.tokenizer, found).texts, references)
-        row["quality_target"] = quality["quality"]
-        if _REPEATS.value:
-            row |= timed(console, plain_batches, batches, sampled, options.has_parts(column))
-        num_draft = options.chain_length(column)
-        if has_alpha and num_draft and _REPEATS.value:
-            tau = analysis.expected_tokens(row["alpha"], num_draft)
+        drafter = options.drafter(draft, column, arms.cost_of(first, draft, sampled, console))
+        batches = build(drafter=drafter)
+        generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
+        row, _ = rows_lib.compare(
+            console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, generation),
+            references, has_alpha=options.has_alpha(column, sampled), all_alike=options.all_alike(column),
+            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+        )  # fmt: skip
+        if column.isdecimal() and "c" in row and row["alpha"] != "not applicable":
+            tau = analysis.expected_tokens(row["alpha"], int(column))
             row["predicted_speedup_iid"] = float(
-                analysis.predicted_speedup(tau, num_draft, row["c"], row["verify_cost"])
+                analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
             )
-        rows.append(row)
+        name = pair.draft if drafter.tokenizer is not None else "none"
+        rows.append(shared | {"draft": name, "num_draft": column} | options.settings(drafter) | row)
     return rows
 
 
-def timed(
-    console: Console, plain: Sequence[decode.Prepared], batches: Sequence[decode.Prepared], sampled: bool,
-    has_parts: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Times, parts and latencies over the first of the requests."""
-    num_requests = -(-_NUM_TIMED.value // len(plain[0].inputs["limit"]))
-    timing = arms.time_arms(plain[:num_requests], batches[:num_requests], _REPEATS.value, console)
-    row = rows_lib.times(timing) | rows_lib.end_to_end(timing)
-    if has_parts:
-        costs = arms.round_costs(batches[0], sampled, console)
-        row |= rows_lib.parts(timing, costs, batches[0].program.max_depth)
-    return row
-
-
 def label(row: dict[str, Any]) -> str:
-    draft = pathlib.PurePath(row["draft"]).name
-    return f"{row['task']}, {draft}\nT = {row['temperature']:g}, B = {row['batch_size']}"
+    target, draft = (pathlib.PurePath(row[name]).name for name in ("target", "draft"))
+    return f"{row['task']}, {target}, {draft}\nT = {row['temperature']:g}, B = {row['batch_size']}"
 
 
 def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -178,7 +159,9 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    groups = {name: list(group) for name, group in itertools.groupby(rows, label)}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(label(row), []).append(row)
     if len(options.columns()) > 1:
         for i, (name, group) in enumerate(groups.items()):
             at = [row["num_draft"] for row in group]
@@ -204,7 +187,7 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     left.set_title("speed-up over the target alone, decode only")
     at = np.arange(len(rows))
     for arm, offset, color in (("_target_alone", -0.15, "C7"), ("", 0.15, "C0")):
-        for percent, marker in ((50, "o"), (90, "^"), (99, "s")):
+        for percent, marker in ((50, "o"), (90, "^")):
             right.plot(
                 at + offset, [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows], marker, color=color,
                 label=f"p{percent} {'speculative' if not arm else 'target alone'}",

@@ -1,6 +1,7 @@
 """Flags for what is trained on, shared by the experiments that train."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +50,21 @@ def read(split: str, count: int) -> list[data.TextPair]:
 
 
 def shapes() -> list[data.Shape]:
-    """--buckets as (S, N)."""
+    """--buckets as (S, N).
+
+    Raises:
+      ValueError: one is no number, or they do not grow.
+    """
     parts = [bucket.partition(":") for bucket in _BUCKETS.value]
-    return [(int(source), int(target or source)) for source, _, target in parts]
+    numbers = [(source, target or source) for source, _, target in parts]
+    if not all(text.isdecimal() and int(text) for pair in numbers for text in pair):
+        raise ValueError(
+            f"--buckets={','.join(_BUCKETS.value)}: give lengths, or SOURCE:TARGET as in 512:128"
+        )
+    found = [(int(source), int(target)) for source, target in numbers]
+    if any(a[0] > b[0] or a[1] > b[1] for a, b in itertools.pairwise(found)):
+        raise ValueError(f"--buckets={','.join(_BUCKETS.value)}: must grow in both numbers")
+    return found
 
 
 def truncate_sources() -> bool:

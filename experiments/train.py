@@ -8,6 +8,8 @@ Resumes from the newest checkpoint in `--output`, and exports a Hugging Face dir
 """
 
 import dataclasses
+import hashlib
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -160,10 +162,9 @@ def start_or_resume(
     state, note = saved.restore(abstract_state(params, optimization, mesh))
     remedy = "resume with that, or give another --output (with --init_from to keep the weights)"
     for name, value in identity().items():
-        if note["run"][name] != value:
-            raise ValueError(
-                f"{name}={value}, but {saved.directory} was trained with {note['run'][name]}: {remedy}"
-            )
+        before = note.get("run", {}).get(name, "another version of this script")
+        if before != value:
+            raise ValueError(f"{name}={value}, but {saved.directory} was trained with {before}: {remedy}")
     try:
         batches.set_state(note["data"].encode())
     except ValueError as error:
@@ -173,7 +174,10 @@ def start_or_resume(
 
 def identity() -> dict[str, Any]:
     """What a run that is resumed must share with the one that was stopped, besides its data's settings."""
-    return {**tasks.fingerprint(), "splits": _SPLITS.value, "export_by": _EXPORT_BY.value}
+    files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    run = {"splits": _SPLITS.value, "export_by": _EXPORT_BY.value, "train_targets": hashes}
+    return tasks.fingerprint() | run
 
 
 def train(

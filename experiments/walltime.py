@@ -37,6 +37,7 @@ _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.")
 _DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32 on CPU, else bfloat16.")
+_NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, each with coins of its own.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
 
@@ -75,15 +76,20 @@ def random_params(config: t5.T5Config, seed: int) -> Any:
     return init(jax.random.key(seed))
 
 
-def build(target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any) -> decode.Prepared:
-    """One request of random tokens that runs to its limit."""
+def build(
+    target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any
+) -> list[decode.Prepared]:
+    """Requests of random tokens that run to their limit."""
     size = (_BATCH_SIZE.value, _SOURCE.value)
     source = np.random.default_rng(0).integers(2, target.vocab_size, size)
-    return decode.prepare(
-        t5.T5Network(target), params, source, np.ones(size, bool), drafter=drafter,
-        drafter_params=drafter_params, rule=rule, sampling=Sampling(), seed=0, eos_ids=(),
-        max_new_tokens=_NEW_TOKENS.value,
-    )  # fmt: skip
+    return [
+        decode.prepare(
+            t5.T5Network(target), params, source, np.ones(size, bool), drafter=drafter,
+            drafter_params=drafter_params, rule=rule, sampling=Sampling(), seed=seed, eos_ids=(),
+            max_new_tokens=_NEW_TOKENS.value,
+        )
+        for seed in range(_NUM_RUNS.value)
+    ]  # fmt: skip
 
 
 def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
@@ -111,13 +117,13 @@ def forced_rows(
             alpha: build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
             for alpha in map(float, _ALPHAS.value)
         }
-        costs = arms.round_costs(next(iter(requests.values())), True, console)
-        for alpha, request in requests.items():
-            timing = arms.time_arms([plain], [request], _REPEATS.value, console)
+        costs = arms.round_costs(next(iter(requests.values()))[0], True, console)
+        for alpha, runs in requests.items():
+            num_rows = _NUM_RUNS.value * _BATCH_SIZE.value
+            timing = arms.time_arms(plain, runs, num_rows, _REPEATS.value, console)
             tau = analysis.expected_tokens(alpha, num_draft)
             rows.append(
                 {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": num_draft}
-                | {"tokens_per_target_call": timing.gain}
                 | rows_lib.times(timing)
                 | rows_lib.parts(timing, costs, num_draft)
                 | {"predicted_speedup_paper": float(analysis.predicted_speedup(tau, num_draft, costs.c))}
@@ -128,9 +134,9 @@ def forced_rows(
 
 
 def peak_memory() -> dict[str, int]:
-    """Bytes that the device has held at most; nothing where it does not say."""
+    """Bytes that the device has held at most so far, earlier rows included; nothing where it does not say."""
     stats = jax.devices()[0].memory_stats() or {}
-    return {"peak_memory_bytes": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
+    return {"peak_memory_bytes_so_far": stats["peak_bytes_in_use"]} if "peak_bytes_in_use" in stats else {}
 
 
 def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
@@ -169,7 +175,7 @@ def main(argv: list[str]) -> None:
     count = sum(x.size for x in jax.tree.leaves(params))
     console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {dtype()}, {results.hardware()}")
     with console.status(f"v(N) for N = 1 to {_NUM_NEW.value}, a program to compile for each"):
-        curve = verify_curve(build(target, params, None, None, acceptance.speculative))
+        curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
     rows = []
     for seed, name in enumerate(_DRAFTS.value, 1):

@@ -22,8 +22,8 @@ def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
     accepted drafts.
     """
     alpha, num_draft = np.asarray(alpha, float), np.asarray(num_draft)
-    below = np.where(alpha < 1, alpha, 0.5)
-    return np.where(alpha < 1, (1 - below ** (num_draft + 1)) / (1 - below), num_draft + 1.0)
+    below = np.where(alpha == 1, 0.5, alpha)
+    return np.where(alpha != 1, (1 - below ** (num_draft + 1)) / (1 - below), num_draft + 1.0)
 
 
 def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float:
@@ -79,15 +79,6 @@ def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit
     lengths = np.arange(limit + 1)
     speedups = predicted_speedup(expected_tokens(alpha, lengths), lengths, c, 1 + slope * lengths)
     return BestLength(speedups.argmax(-1), speedups.max(-1))
-
-
-def end_to_end_speedup(speedup: ArrayLike, prefill_share: ArrayLike) -> np.ndarray:
-    """What is left of a decode-only speed-up when encoders take `prefill_share` of the plain time.
-
-    Amdahl's law; the ceiling is 1 / prefill_share. The draft's own encoder is not counted.
-    """
-    share = np.asarray(prefill_share, float)
-    return 1 / (share + (1 - share) / np.asarray(speedup, float))
 
 
 def expected_calls(chances: np.ndarray, num_draft: int) -> float:

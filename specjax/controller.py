@@ -108,8 +108,9 @@ class AdaptiveDrafter:
         self, params: Params, state: AdaptiveState, context: Context, draws: Draws | None
     ) -> tuple[Draft, AdaptiveState]:
         """Up to each row's own length."""
+        wanted = jnp.minimum(self.wanted(state), jnp.maximum(context.room - 1, 0))
         draft, inner = self.inner.propose_up_to(
-            params, state.inner, context, draws, self.wanted(state), self.min_confidence
+            params, state.inner, context, draws, wanted, self.min_confidence
         )
         return draft, state.replace(inner=inner)
 
@@ -158,6 +159,8 @@ def adaptive(
         )
     if not all(cost > 0 for cost in table.values()):
         raise ValueError(f"costs={dict(costs)}: must be above 0, in units of a plain step")
+    if min_confidence and not hasattr(inner, "network"):
+        raise ValueError(f"min_confidence={min_confidence}: {type(inner).__name__} has no q; leave it out")
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}: must be at least 0 and below 1")
     prices = tuple(float(table[k]) for k in lengths)

@@ -281,7 +281,7 @@ def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: Any)
         name = getattr(rule, "__name__", rule)
         raise ValueError(f"rule={name} judges chains, and the drafter drafts trees: use rule=multi_round")
     if rule is not acceptance.greedy:
-        return rule
+        return rule if drafter else acceptance.speculative  # nothing to judge: tokens are drawn from p
     if isinstance(temperature, jax.core.Tracer) or np.any(np.asarray(temperature) >= GREEDY_BELOW):
         raise ValueError(
             f"rule=greedy with temperature={temperature}: it is not a sampler; use rule=speculative"

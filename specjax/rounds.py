@@ -85,7 +85,6 @@ class LoopState(struct.PyTreeNode):
       cache: the target's cache, which holds all committed ids but the last.
       drafter_state: the drafter's own.
       seeds: `[B] uint32`.
-      limit: `[B]`, the most tokens each row may emit.
       log_probs: `[B, T, 2] float32` beside `context.tokens`: under the log softmax of the target's
         raw logits, and under the distribution sampled from.
       finish_reason: `[B]`, a `FinishReason`.
@@ -96,7 +95,6 @@ class LoopState(struct.PyTreeNode):
     cache: Any
     drafter_state: Any
     seeds: jax.Array
-    limit: jax.Array
     log_probs: jax.Array
     finish_reason: jax.Array
     stats: Stats
@@ -142,7 +140,9 @@ def prefill(
     seen = None
     if options.repetition_penalty is not None:
         seen = _see(jnp.zeros((num_rows, target.vocab_size), bool), prefix, in_prefix)
-    context = Context(tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen)
+    context = Context(
+        tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen, limit
+    )
     count = jnp.zeros(num_rows, jnp.int32)
     by_position = jnp.zeros((num_rows, program.max_depth), jnp.int32)
     drafter_state = None
@@ -153,7 +153,6 @@ def prefill(
         cache=cache,
         drafter_state=drafter_state,
         seeds=seeds,
-        limit=limit,
         log_probs=jnp.zeros((*tokens.shape, 2), jnp.float32),
         finish_reason=jnp.where(limit > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
         stats=Stats(count, count, by_position, by_position, count),
@@ -185,6 +184,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
         tokens=_append(context.tokens, emitted, context.length, count),
         length=context.length + count,
         seen=None if context.seen is None else _see(context.seen, emitted, kept),
+        room=jnp.where(reason == FinishReason.RUNNING, context.room - count, 0),
     )
     cache = judged.cache
     if verdict.path is not None:
@@ -256,8 +256,9 @@ def _verify(
         adjusted = sampling.adjust(logits, context.options, history)
         return acceptance.greedy(draft, sampling.argmax(adjusted)), None
     target_probs = sampling.process(logits, context.options, history)
-    # Where nothing was drafted there is nothing to judge: tokens are drawn from p.
-    rule = program.rule if draft.tokens.shape[1] else acceptance.speculative
+    # Lossless rules are one where there is nothing to judge: the token is drawn from p.
+    nothing = draft.tokens.shape[1] == 0 and acceptance.is_lossless(program.rule)
+    rule = acceptance.speculative if nothing else program.rule
     return rule(draws, draft, target_probs), target_probs
 
 
@@ -293,7 +294,9 @@ def end_rows(
 
     return after.replace(
         context=after.context.replace(
-            tokens=jnp.where(beyond, program.pad_id, after.context.tokens), length=length
+            tokens=jnp.where(beyond, program.pad_id, after.context.tokens),
+            length=length,
+            room=jnp.where(ended, 0, after.context.room),
         ),
         log_probs=jnp.where(beyond[..., None], 0.0, after.log_probs),
         finish_reason=jnp.where(ended, FinishReason.STOP, after.finish_reason).astype(jnp.int32),
@@ -331,14 +334,20 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     if program.drafter is None:
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, context, draws)
-    # A round emits one token beside the drafts; and nothing follows an end token.
-    budget = state.limit - state.stats.num_emitted - 1
+    # A round emits one token beside the drafts; nothing follows an end token, nor an id that does not exist.
+    budget = jnp.maximum(context.room - 1, 0)
     is_eos = _is_eos(program, draft.tokens)
     if draft.tree is not None:
-        return _cut_tree(draft, is_eos, jnp.where(state.running, budget, 0)), drafter_state
-    useful = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, program.num_draft)
+        return _cut_tree(draft, is_eos, budget), drafter_state
+    unknown = draft.tokens >= (context.options.num_ids or program.target.vocab_size)
+    useful = jnp.minimum(_first(is_eos) + 1, _first(unknown))
     num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, budget), useful).astype(jnp.int32)
-    return draft.replace(num_drafted=jnp.where(state.running, num_drafted, 0)), drafter_state
+    return draft.replace(num_drafted=num_drafted), drafter_state
+
+
+def _first(found: jax.Array) -> jax.Array:
+    """`[B]`, the index of the first True of `found` `[B, N]`; N where there is none."""
+    return jnp.where(found.any(1), found.argmax(1), found.shape[1])
 
 
 def _cut_tree(draft: Draft, is_eos: jax.Array, budget: jax.Array) -> Draft:
@@ -369,7 +378,7 @@ def _cut(
     is_eos = _is_eos(program, emitted)
     eos = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, big)
     nonfinite = jnp.where(finite.all(1), big, (~finite).argmax(1))
-    room = state.limit - state.stats.num_emitted
+    room = state.context.room
     count = jnp.where(state.running, count, 0)
     kept = jnp.minimum(jnp.minimum(count, room), jnp.minimum(eos, nonfinite)).astype(jnp.int32)
     reason = jnp.where((kept == nonfinite) & (kept < count), FinishReason.NONFINITE, state.finish_reason)

@@ -101,6 +101,7 @@ class Context(struct.PyTreeNode):
       encoded: `[B, S, M]`, the target's encoder output.
       options: with logits and `sampling.history` they make a distribution.
       seen: `[B, V] bool`, ids among the committed ones; None where no penalty asks for it.
+      room: `[B]`, tokens that the row may still emit: 0 once it has ended.
     """
 
     tokens: jax.Array
@@ -111,6 +112,7 @@ class Context(struct.PyTreeNode):
     encoded: jax.Array
     options: Options
     seen: jax.Array | None
+    room: jax.Array
 
     def last_tokens(self, count: int) -> tuple[jax.Array, jax.Array]:
         """The last `count` committed ids of each row, as a window into `tokens`.

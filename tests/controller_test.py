@@ -36,8 +36,10 @@ def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
     costs = {1: 1.2, 2: 1.4, 4: 1.8}
     twin = run(bound(TARGET, costs), TARGET).stats
     assert float(twin.alpha.min()) == 1 and int(twin.num_rounds.max()) <= 8
-    stranger = run(bound(DRAFT, {4: 5.0}), -TARGET).stats
-    assert int(stranger.num_drafted.max()) <= 12 and int(stranger.num_rounds.max()) <= 30
+    stranger = run(bound(DRAFT, costs), -TARGET).stats  # its argmax is the target's least likely token
+    assert int(stranger.accepted.sum()) == 0 < int(stranger.num_drafted.min())
+    per_round = [np.asarray(stats.num_drafted / stats.num_rounds) for stats in (stranger, twin)]
+    assert per_round[0].max() < 1 and per_round[1].min() > 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -54,6 +56,29 @@ def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temp
         assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
     if temperature == 0:
         np.testing.assert_array_equal(run(None, None).tokens, together.tokens)
+
+
+def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
+    """B20."""
+    drafter = bound(DRAFT, {2: 1.1, 4: 1.2}, min_confidence=0.4)
+    mixed = Sampling(temperature=np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], np.float32))
+    together = run(drafter, DRAFT, sampling=mixed).stats
+    alone = run(drafter, DRAFT, sampling=Sampling(temperature=0.0)).stats
+    np.testing.assert_array_equal(together.num_drafted[::2], alone.num_drafted[::2])
+    unsure = run(bound(DRAFT, {2: 1.1, 4: 1.2}), DRAFT, sampling=Sampling(temperature=0.0)).stats
+    assert int(alone.num_drafted.sum()) < int(unsure.num_drafted.sum())
+
+
+def test_rows_that_have_ended_ask_for_nothing():
+    """A batch of an ended row and one that does not draft runs plain steps."""
+    drafter = bound(DRAFT, {4: 1.5})
+    program, params, inputs = decode.prepare(
+        NETWORK, TARGET, SOURCES, np.ones(SOURCES.shape, bool), drafter=drafter, drafter_params=DRAFT,
+        max_new_tokens=[0, 1, 2, 3, 30, 30], seed=0, eos_ids=(),
+    )  # fmt: skip
+    state = decode.jitted_prefill(program, params, **inputs)
+    draft, _ = drafter.propose(DRAFT, state.drafter_state, state.context, None)
+    np.testing.assert_array_equal(draft.num_drafted, [0, 0, 1, 2, 4, 4])
 
 
 def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
@@ -78,7 +103,9 @@ def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
 def test_copies_adapt_too():
     lookup = controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}).drafter
     assert isinstance(lookup.inner, PromptLookupDrafter)
-    np.testing.assert_array_equal(run(lookup, None).tokens, run(None, None).tokens)
+    done = run(lookup, None)
+    np.testing.assert_array_equal(done.tokens, run(None, None).tokens)
+    assert int(done.stats.num_drafted.sum()) > 0
 
 
 def test_what_cannot_adapt_is_refused():
@@ -89,5 +116,7 @@ def test_what_cannot_adapt_is_refused():
         bound(DRAFT, {3: 1.5})
     with pytest.raises(ValueError, match="must be above 0"):
         bound(DRAFT, {4: -1.0})
+    with pytest.raises(ValueError, match="min_confidence=0.5: PromptLookupDrafter has no q"):
+        controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}, min_confidence=0.5)
     with pytest.raises(ValueError, match="min_confidence=1"):
         bound(DRAFT, {4: 2.0}, min_confidence=1)

@@ -12,6 +12,7 @@ import numpy as np
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
 Shape = tuple[int, int]  # (S, N) of a batch
+WINDOW = 32  # batches whose pairs are sorted by length together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +116,14 @@ def epoch(
 ) -> list[list[int]]:
     """The batches of one epoch as indices, a pure function of its arguments.
 
-    Pairs are shuffled, put beside those alike within windows of 32 batches, and the batches are
+    Pairs are shuffled, put beside those alike within windows of `WINDOW` batches, and the batches are
     shuffled again. A last, incomplete batch is dropped.
     """
     random = np.random.default_rng((seed, number))
     order = random.permutation(len(pairs))
     batches = []
-    for start in range(0, len(order), 32 * batch_size):
-        window = order[start : start + 32 * batch_size]
+    for start in range(0, len(order), WINDOW * batch_size):
+        window = order[start : start + WINDOW * batch_size]
         batches += [window[rows] for rows in alike([pairs[i] for i in window], batch_size, shapes)]
     random.shuffle(batches)
     return [rows.tolist() for rows in batches]

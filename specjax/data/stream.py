@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.data.batches import Batch, Encode, Shape, alike, make_batch, shape_for, tokenize
-
-WINDOW = 32  # batches
+from specjax.data.batches import WINDOW, Batch, Encode, Shape, alike, make_batch, shape_for, tokenize
 
 
 class Stream:

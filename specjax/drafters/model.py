@@ -4,7 +4,7 @@ Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,8 @@ class ModelDrafter:
             logits, cache = self._feed(params, draft, cache, position)
             return (self._put(draft, logits, context, draws, position)[0], cache), None
 
-        draft, _ = self._put(self._empty(context, logits, draws), logits, context, draws, 0)
+        draft = self._empty(context, logits, draws, self.num_draft)
+        draft, _ = self._put(draft, logits, context, draws, 0)
         if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
             (draft, cache), _ = jax.lax.scan(step, (draft, cache), jnp.arange(1, self.num_draft))
         return draft, cache
@@ -86,7 +87,9 @@ class ModelDrafter:
         def put(carry: tuple, logits: jax.Array, position: jax.typing.ArrayLike) -> tuple:
             draft, cache, going = carry
             drawn, confidence = self._put(draft, logits, context, draws, position)
-            going = going & (position < wanted) & (confidence >= min_confidence)
+            going = going & (position < wanted)
+            if min_confidence:
+                going &= confidence >= min_confidence
             return drawn.replace(num_drafted=draft.num_drafted + going), cache, going
 
         def body(carry: tuple) -> tuple:
@@ -96,8 +99,7 @@ class ModelDrafter:
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             logits, cache = catch_up(self.network, params, jax.lax.while_loop(lags, chunk, cache), context)
-            empty = self._empty(context, logits, draws)
-            empty = empty.replace(num_drafted=jnp.zeros_like(empty.num_drafted))
+            empty = self._empty(context, logits, draws, 0)
             carry = put((empty, cache, jnp.ones(wanted.shape, bool)), logits, 0)
             more = lambda carry: (carry[0] < self.num_draft) & (carry[1][2] & (carry[0] < wanted)).any()  # noqa: E731
             _, (draft, cache, _) = jax.lax.while_loop(more, body, (jnp.asarray(1), carry))
@@ -105,8 +107,7 @@ class ModelDrafter:
 
         def skip(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
-            empty = self._empty(context, logits, draws)
-            return empty.replace(num_drafted=jnp.zeros_like(empty.num_drafted)), cache
+            return self._empty(context, logits, draws, 0), cache
 
         return jax.lax.cond(wanted.max() > 0, run, skip, cache)
 
@@ -134,15 +135,18 @@ class ModelDrafter:
         draft = draft.replace(
             tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
         )
-        return draft, probs.max(axis=-1)
+        # A greedy row's q is one-hot here: it is as confident as in the greedy program.
+        greedy = sampling.is_greedy(context.options.temperature)
+        adjusted = sampling.adjust(logits, context.options, history)
+        return draft, jnp.where(greedy, _largest(adjusted), probs.max(axis=-1))
 
-    def _empty(self, context: Context, logits: jax.Array, draws: Draws | None) -> Draft:
+    def _empty(self, context: Context, logits: Any, draws: Draws | None, num_drafted: int) -> Draft:
         """A draft of K tokens to be filled; q is kept only where something is drawn from it."""
         num_rows, num_ids = logits.shape[0], context.options.num_ids or logits.shape[-1]
         tokens = jnp.zeros((num_rows, self.num_draft), jnp.int32)
         dtype = jnp.promote_types(logits.dtype, jnp.float32)
         probs = None if draws is None else jnp.zeros((num_rows, self.num_draft, num_ids), dtype)
-        return Draft(tokens, jnp.full_like(context.length, self.num_draft), probs)
+        return Draft(tokens, jnp.full_like(context.length, num_drafted), probs)
 
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Forgets what was not committed; the last committed token was not fed yet."""

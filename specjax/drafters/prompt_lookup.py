@@ -5,6 +5,7 @@ is searched is the encoder's input. Axes: B rows, K drafts, S source length, T t
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,22 +50,26 @@ class PromptLookupDrafter:
     ) -> tuple[Draft, None]:
         """The continuation of the best match of every row."""
         del params, state, draws
-        num_source, num_slots = context.source_ids.shape[1], context.tokens.shape[1]
         text = jnp.concatenate([context.source_ids, context.tokens], axis=1)
-        # Where each part of `text` begins, and where it ends in a row: `[B, S + T]`.
-        in_source = (jnp.arange(num_source + num_slots) < num_source)[None, :]
-        begin = jnp.where(in_source, 0, num_source)
-        source_end = _count_to_last(context.source_mask)
-        end = jnp.where(in_source, source_end[:, None], num_source + context.length[:, None])
-        run = self._run_lengths(context, text, begin)
-        position = jnp.arange(num_source + num_slots)[None, :]
-        found = (run >= self.min_ngram) & (position + 1 < end)  # something follows
-        best = jnp.where(found, run, 0).argmax(axis=1)
-        first = best + 1
-        index = jnp.minimum(first[:, None] + jnp.arange(self.num_draft)[None, :], text.shape[1] - 1)
-        room = jnp.take_along_axis(end, best[:, None], axis=1)[:, 0] - first
-        num_drafted = jnp.where(found.any(axis=1), jnp.minimum(room, self.num_draft), 0)
-        return Draft(jnp.take_along_axis(text, index, axis=1), num_drafted.astype(jnp.int32), None), None
+        in_output = jnp.arange(text.shape[1]) >= context.source_ids.shape[1]
+        committed = jnp.arange(context.tokens.shape[1])[None, :] < context.length[:, None]
+        there = jnp.concatenate([context.source_mask, committed], axis=1)
+
+        def joined(distance: int) -> jax.Array:
+            """`[B, S + T]`: whether a position and that so far on are tokens of the same part."""
+            same = there & jnp.roll(there, -distance, 1) & (in_output == jnp.roll(in_output, -distance))[None]
+            return same & (jnp.arange(text.shape[1]) + distance < text.shape[1])[None]
+
+        run = self._run_lengths(context, text, joined)
+        found = (run >= self.min_ngram) & joined(1)  # something follows
+        best = jnp.where(found, run, 0).argmax(axis=1)[:, None]
+        # The continuation, until it leaves the part.
+        going, num_drafted, tokens = found.any(axis=1), jnp.zeros_like(context.length), []
+        for step in range(1, self.num_draft + 1):
+            going &= jnp.take_along_axis(joined(step), best, axis=1)[:, 0]
+            num_drafted += going
+            tokens.append(jnp.take_along_axis(jnp.roll(text, -step, 1), best, axis=1)[:, 0])
+        return Draft(jnp.stack(tokens, axis=1), num_drafted, None), None
 
     def propose_up_to(
         self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array,
@@ -75,23 +80,19 @@ class PromptLookupDrafter:
         draft, state = self.propose(params, state, context, draws)
         return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
 
-    def _run_lengths(self, context: Context, text: jax.Array, begin: jax.Array) -> jax.Array:
+    def _run_lengths(
+        self, context: Context, text: jax.Array, joined: Callable[[int], jax.Array]
+    ) -> jax.Array:
         """`[B, S + T]`: how many tokens up to a position agree with the last ones, at most `max_ngram`."""
-        position = jnp.arange(text.shape[1])[None, :]
         run, matching = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
         for back in range(self.max_ngram):
             place = context.length - 1 - back
             wanted = jnp.take_along_axis(context.tokens, jnp.maximum(place, 0)[:, None], axis=1)
-            there = jnp.pad(text, ((0, 0), (back, 0)))[:, : text.shape[1]]
-            matching &= (there == wanted) & (position - back >= begin) & (place >= 0)[:, None]
+            same = jnp.roll((text == wanted), back, 1) & jnp.roll(joined(back), back, 1)
+            matching &= same & (place >= 0)[:, None]
             run += matching
         return run
 
     def commit(self, params: Params, state: None, round: Round) -> None:
         """Nothing to do."""
         del params, state, round
-
-
-def _count_to_last(mask: jax.Array) -> jax.Array:
-    """`[B]`: one more than the index of the last True of `mask` `[B, S]`; 0 if there is none."""
-    return jnp.where(mask, jnp.arange(1, mask.shape[1] + 1)[None, :], 0).max(axis=1)

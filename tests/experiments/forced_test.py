@@ -27,6 +27,7 @@ def judged(rule, num_rows=2000, num_draft=3):
 def test_coins_and_not_the_rule_decide_the_length():
     assert int(judged(acceptance.speculative).num_accepted.max()) == 0
     verdict = judged(Forced(acceptance.speculative, 0.6))
+    np.testing.assert_array_equal(verdict.next_token, judged(acceptance.speculative).next_token)
     expected = np.array([0.4, 0.6 * 0.4, 0.36 * 0.4, 0.216])
     found = np.bincount(np.asarray(verdict.num_accepted), minlength=4) / 2000
     error = np.sqrt(expected * (1 - expected) / 2000)
