@@ -23,17 +23,18 @@ def requests(
 ) -> list[decode.Prepared]:  # fmt: skip
     """One checked request per batch; the last is filled up with copies of the last source.
 
-    A source's seed is `seed` plus its index, whatever the batch size is.
+    All sources are padded to one width, so that there is one program to compile. A source's seed is
+    `seed` plus its index, whatever the batch size is.
     """
     sources = [*sources, *[sources[-1]] * (-len(sources) % batch_size)]
+    ids, mask = api.encode_sources(target, sources, truncate)
 
     def request(first: int) -> decode.Prepared:
-        ids, mask = api.encode_sources(target, sources[first : first + batch_size], truncate)
         return decode.prepare(
             target.network,
             target.params,
-            ids,
-            mask,
+            ids[first : first + batch_size],
+            mask[first : first + batch_size],
             drafter=drafter and drafter.drafter,
             drafter_params=drafter and drafter.params,
             rule=rule,

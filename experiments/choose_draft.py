@@ -38,8 +38,6 @@ _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on C
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
-COST_K = 4  # at which a draft step and the rest of a round are timed
-
 
 def build(
     target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
@@ -101,17 +99,21 @@ def candidate(
     greedy = temperature < sampling.GREEDY_BELOW
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
         chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
-        request = build(target, drafters.from_model(draft, COST_K), sources[:1], temperature)[0]
-    costs = arms.round_costs(request, not greedy, console)
+    # What a round costs beside the target call, K c + o, is timed at both ends and is a line between them.
+    ends = sorted({min(verify), max(verify)})
+    beside = []
+    for k in ends:
+        request = build(target, drafters.from_model(draft, k), sources[:1], temperature)[0]
+        costs = arms.round_costs(request, not greedy, console)
+        beside.append(k * costs.c + costs.o)
+    rest = {k: float(np.interp(k, ends, beside)) for k in verify}
     taus = {k: analysis.expected_tau(chances, k) for k in verify}
-    speedups = {
-        k: float(analysis.predicted_speedup(taus[k], k, costs.c, v, costs.o)) for k, v in verify.items()
-    }
+    speedups = {k: float(analysis.predicted_speedup(taus[k], k, 0.0, v, rest[k])) for k, v in verify.items()}
     best = max(speedups, key=lambda k: speedups[k])
     pays = speedups[best] > 1
     return {
         "draft": name, "temperature": temperature, "million_params": num_params(draft) / 1e6,
-        "expected_alpha": expected_alpha, "c": costs.c, "overhead": costs.o,
+        "expected_alpha": expected_alpha, "c": costs.c, "overhead": rest[best] - best * costs.c,
         "num_draft": best, "verify_cost": verify[best], "tau": taus[best],
         "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
     }  # fmt: skip

@@ -146,57 +146,55 @@ def compare(
     return rows
 
 
-def label(row: dict[str, Any]) -> str:
-    target, draft = (pathlib.PurePath(row[name]).name for name in ("target", "draft"))
-    return f"{row['task']}, {target}, {draft}\nT = {row['temperature']:g}, B = {row['batch_size']}"
+def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """What tells the rows apart, among the fields `names`."""
+    varying = [name for name in names if len({str(row[name]) for row in rows}) > 1] or names[:1]
+    short = {"temperature": "T = ", "batch_size": "B = ", "num_draft": "K = "}
+
+    def value(row: dict[str, Any], name: str) -> str:
+        shown = f"{row[name]:g}" if isinstance(row[name], float) else row[name]
+        if name in ("target", "draft"):
+            # "captions-draft" of a folder of models, "captions/draft-hf" of a run.
+            shown = "/".join(pathlib.PurePath(shown).parts[-2:])
+        return f"{short.get(name, '')}{shown}"
+
+    return [", ".join(value(row, name) for name in varying) for row in rows]
 
 
 def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Measured and predicted speed-up over K, or side by side where K has one value; latencies beside."""
+    """Measured and predicted speed-up, and the latencies of both arms; a line of each a row."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(label(row), []).append(row)
-    if len(options.columns()) > 1:
-        for i, (name, group) in enumerate(groups.items()):
-            at = [row["num_draft"] for row in group]
-            low, high = (
-                [abs(row["speedup"] - row[f"speedup_{end}"]) for row in group] for end in ("low", "high")
-            )
-            left.errorbar(
-                at, [row["speedup"] for row in group], yerr=[low, high], color=f"C{i}", marker="o",
-                capsize=3, label=name.replace("\n", ", "),
-            )  # fmt: skip
-            left.plot(at, [row.get("predicted_speedup", np.nan) for row in group], "--", color=f"C{i}")
-        left.set_xlabel("K (dashed: predicted from the parts)")
-        left.legend(fontsize=8)
-    else:
-        at = np.arange(len(rows))
-        left.bar(at - 0.2, [row["speedup"] for row in rows], 0.4, label="measured")
-        left.bar(
-            at + 0.2, [row.get("predicted_speedup", 0) for row in rows], 0.4, label="predicted", alpha=0.5
-        )
-        left.set_xticks(at, [label(row) for row in rows], rotation=30, ha="right", fontsize=8)
-        left.legend()
-    left.axhline(1, color="black", linewidth=0.8)
-    left.set_title("speed-up over the target alone, decode only")
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(12, 1.5 + 0.45 * len(rows)), sharey=True, layout="constrained"
+    )
     at = np.arange(len(rows))
-    for arm, offset, color in (("_target_alone", -0.15, "C7"), ("", 0.15, "C0")):
-        for percent, marker in ((50, "o"), (90, "^")):
+    measured = np.array([row["speedup"] for row in rows])
+    low, high = (np.array([row[f"speedup_{end}"] for row in rows]) for end in ("low", "high"))
+    left.barh(at - 0.18, measured, 0.36, xerr=[measured - low, high - measured], capsize=2, label="measured")
+    predicted = [row.get("predicted_speedup", np.nan) for row in rows]
+    left.barh(at + 0.18, predicted, 0.36, label="predicted from the parts", alpha=0.5)
+    left.axvline(1, color="black", linewidth=0.8)
+    left.set_yticks(at, labels(rows, ("task", "draft", "temperature", "batch_size", "num_draft")), fontsize=9)
+    left.invert_yaxis()
+    left.set_title("speed-up over the target alone, decode only")
+    left.legend(fontsize=8)
+    for arm, offset, color in (("_target_alone", -0.12, "C7"), ("", 0.12, "C0")):
+        for percent, marker in ((50, "o"), (90, ">")):
             right.plot(
-                at + offset, [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows], marker, color=color,
-                label=f"p{percent} {'speculative' if not arm else 'target alone'}",
+                [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows], at + offset, marker, color=color,
+                label=f"p{percent}, {'speculative' if not arm else 'target alone'}",
             )  # fmt: skip
-    names = [f"{label(row)}, K = {row['num_draft']}" for row in rows]
-    right.set_xticks(at, names, rotation=30, ha="right", fontsize=7)
-    right.set_yscale("log")
+    right.set_xscale("log")
+    right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    right.xaxis.set_major_formatter(ticker.ScalarFormatter())
+    right.xaxis.set_minor_formatter(ticker.NullFormatter())
     right.set_title("milliseconds a request, encoders included")
-    right.legend(fontsize=8, ncols=2)
+    right.grid(axis="x", which="both", alpha=0.3)
+    right.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
