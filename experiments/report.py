@@ -7,7 +7,7 @@ The page's text is `experiments/results/template.md`. Each of its lines of the f
   {draft_sizes where num_new is absent: draft, temperature as T, alpha}
 
 becomes a table of those fields of `draft_sizes/results.json`, with hardware, date and command; where
-that file is missing it says "not run".
+that file is missing it says "not run". A line with a picture that is missing is left out.
 """
 
 import json
@@ -22,6 +22,7 @@ from experiments import results
 
 _RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
 _LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
+_PICTURE = re.compile(r"!\[.*\]\((.*)\)")
 
 
 def table(folder: pathlib.Path, match: re.Match) -> str:
@@ -52,10 +53,13 @@ def main(argv: list[str]) -> None:
     del argv
     folder = pathlib.Path(_RESULTS.value)
     template = (folder / "template.md").read_text(encoding="utf-8")
-    lines = [
-        table(folder, match) if (match := _LINE.fullmatch(line)) else f"{line}\n"
-        for line in template.splitlines()
-    ]
+    lines = []
+    for line in template.splitlines():
+        picture = _PICTURE.fullmatch(line)
+        if match := _LINE.fullmatch(line):
+            lines.append(table(folder, match))
+        elif not picture or (folder / picture[1]).exists():
+            lines.append(f"{line}\n")
     note = "<!-- Made by `python -m experiments.report` from template.md and */results.json. -->\n"
     results.write_text(folder / "README.md", note + "".join(lines))
     Console().print(f"wrote {folder / 'README.md'}", soft_wrap=True)
