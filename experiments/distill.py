@@ -208,12 +208,7 @@ def measured(console: Console, target: api.Model, draft: api.Model, texts: Seque
 
 def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None:
     """Expected alpha and greedy agreement on validation sources, over steps, a line an arm."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5), sharex=True, layout="constrained")
+    figure, axes = results.subplots(1, 2, figsize=(11, 5), sharex=True)
     names = {"expected_alpha": "expected alpha, temperature 1", "greedy_agreement": "greedy agreement"}
     for axis, (name, title) in zip(axes, names.items(), strict=True):
         for arm, reports in history.items():
@@ -223,7 +218,7 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
         axis.set_xlabel("steps")
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=120)
+    results.save_figure(figure, path)
 
 
 def train(

@@ -156,12 +156,7 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict
 
 def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     """Errors of all enumerations and planted faults on one axis; p-values of the drawn tests below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 7), height_ratios=[3, 2])
+    figure, (above, below) = results.subplots(2, 1, figsize=(9, 7), height_ratios=[3, 2])
     exact = [row for row in rows if row["part"] == "exact"]
     groups: dict[str, list[float]] = {}
     for row in exact:
@@ -192,8 +187,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     below.set_xscale("log")
     below.set_xlim(3e-31, 3)
     below.set_xlabel("p-value (full: all draws; hollow: the first 1,000; *: with top-p and a penalty)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    results.save_figure(figure, path)
 
 
 def run_parts(console: Console) -> list[dict[str, Any]]:

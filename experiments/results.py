@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: results.json (schema 1), table.md, and a table on screen."""
+"""What an experiment leaves behind: results.json (schema 1), table.md, plots, and a table on screen."""
 
 import datetime
 import importlib.metadata
@@ -63,6 +63,26 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [names, ["---"] * len(names)]
     lines += [[_cell(row.get(name, "not run")) for name in names] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def subplots(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+    """A figure without a screen, and its axes; `options` as of pyplot."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, layout="constrained", **options)
+
+
+def save_figure(figure: Any, path: pathlib.Path) -> None:
+    """Writes a PNG whole, and closes the figure."""
+    from matplotlib import pyplot
+
+    temporary = path.with_name(path.name + ".part")
+    figure.savefig(temporary, dpi=120, format="png")
+    os.replace(temporary, path)
+    pyplot.close(figure)
 
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

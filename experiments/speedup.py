@@ -163,14 +163,9 @@ def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
 
 def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     """Measured and predicted speed-up, and the latencies of both arms; a line of each a row."""
-    import matplotlib
+    from matplotlib import ticker
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
-
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(12, 1.5 + 0.45 * len(rows)), sharey=True, layout="constrained"
-    )
+    figure, (left, right) = results.subplots(1, 2, figsize=(12, 1.5 + 0.45 * len(rows)), sharey=True)
     at = np.arange(len(rows))
     measured = np.array([row["speedup"] for row in rows])
     low, high = (np.array([row[f"speedup_{end}"] for row in rows]) for end in ("low", "high"))
@@ -195,8 +190,7 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     right.set_title("milliseconds a request, encoders included")
     right.grid(axis="x", which="both", alpha=0.3)
     right.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    results.save_figure(figure, path)
 
 
 def main(argv: list[str]) -> None:

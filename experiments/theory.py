@@ -80,14 +80,11 @@ def best_lengths() -> list[dict[str, Any]]:
 
 def plot(path: pathlib.Path) -> None:
     """The best K as colour, its speed-up as lines, over alpha and c, for three slopes of v."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import colors, pyplot
+    from matplotlib import colors
 
     alphas, costs = np.linspace(0.3, 0.95, 66), np.geomspace(0.005, 0.4, 60)
     edges = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 40])
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.6), sharey=True, layout="constrained")
+    figure, axes = results.subplots(1, 3, figsize=(14, 4.6), sharey=True)
     for axis, slope in zip(axes, (0.0, 0.03, 0.1), strict=True):
         best = analysis.best_num_draft(alphas[None, :], costs[:, None], slope)
         norm = colors.BoundaryNorm(edges - 0.5, 256)
@@ -100,8 +97,7 @@ def plot(path: pathlib.Path) -> None:
     axes[0].set_ylabel("c, a draft step over a target step")
     bar = figure.colorbar(mesh, ax=axes, label="best K (lines: its speed-up)")
     bar.set_ticks(edges[:-1])
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    results.save_figure(figure, path)
 
 
 def main(argv: list[str]) -> None:

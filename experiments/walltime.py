@@ -141,12 +141,7 @@ def peak_memory() -> dict[str, int]:
 
 def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
     """v(N) on the left, speed-up at each alpha on the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure, (left, right) = results.subplots(1, 2, figsize=(11, 4.5))
     left.plot([row["num_new"] for row in curve], [row["verify_cost"] for row in curve], marker="o")
     left.set(xlabel="N, tokens of a target call", title=f"v(N) of {_TARGET.value}", ylim=(0, None))
     groups = list(dict.fromkeys((row["draft"], row["num_draft"]) for row in rows))
@@ -161,8 +156,7 @@ def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dic
         right.legend(fontsize=8)
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    results.save_figure(figure, path)
 
 
 def main(argv: list[str]) -> None:

@@ -200,7 +200,7 @@ def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
 
 def _start(draft: Draft, target_probs: jax.Array) -> _Walk:
     zero = jnp.zeros_like(draft.num_drafted)
-    q = None if draft.probs is None else draft.probs[:, 0]
+    q = None if draft.probs is None or not draft.tokens.shape[1] else draft.probs[:, 0]
     return _Walk(zero, zero, jnp.zeros((len(zero), draft.max_depth), jnp.int32), target_probs[:, 0], q)
 
 

@@ -256,10 +256,7 @@ def _verify(
         adjusted = sampling.adjust(logits, context.options, history)
         return acceptance.greedy(draft, sampling.argmax(adjusted)), None
     target_probs = sampling.process(logits, context.options, history)
-    # Lossless rules are one where there is nothing to judge: the token is drawn from p.
-    nothing = draft.tokens.shape[1] == 0 and acceptance.is_lossless(program.rule)
-    rule = acceptance.speculative if nothing else program.rule
-    return rule(draws, draft, target_probs), target_probs
+    return program.rule(draws, draft, target_probs), target_probs
 
 
 def _emitted(draft: Draft, verdict: Verdict) -> jax.Array:

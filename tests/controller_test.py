@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import controller, decode, drafters
+from specjax import acceptance, controller, decode, drafters
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
@@ -56,6 +56,13 @@ def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temp
         assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
     if temperature == 0:
         np.testing.assert_array_equal(run(None, None).tokens, together.tokens)
+
+
+@pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round, acceptance.Typical()])
+def test_every_rule_judges_calls_of_every_width_in_one_program(rule):
+    stats = run(bound(DRAFT, {1: 1.3, 4: 2.2}), DRAFT, sampling=Sampling(), rule=rule).stats
+    np.testing.assert_array_equal(stats.num_emitted, 30)
+    assert len(set(np.asarray(stats.num_drafted / stats.num_rounds).tolist())) > 1
 
 
 def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
