@@ -26,7 +26,7 @@ from specjax.sampling import Sampling
 from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
 
 NUM_CONTEXTS = 1009  # a prime: rows of a table
-MAX_STATES, MAX_ROWS = 64, 8192  # of one call; calls of one shape compile their primitives once
+NUM_ROWS = 4096  # of every call that they suffice for: calls of one shape compile their primitives once
 GARBAGE = 99.0  # what slots hold before anything is written
 
 
@@ -194,8 +194,9 @@ def exact_law(
     draws_drafts = not isinstance(program.drafter, (ArgmaxDrafter, PromptLookupDrafter))
     script = round_script(num_ids or program.target.vocab_size, program.num_draft, draws_drafts)
     per_state = len(script[int(Stream.NEXT.at(0))])
-    num_states = max(1, min(MAX_STATES, MAX_ROWS // per_state))
-    script = {stream: np.tile(outcomes, num_states) for stream, outcomes in script.items()}
+    num_states = max(1, NUM_ROWS // per_state)
+    rows = np.arange(max(per_state, NUM_ROWS))
+    script = {stream: outcomes[rows % per_state] for stream, outcomes in script.items()}
     probability: dict[tuple[int, ...], float] = collections.defaultdict(float)
     num_tested = num_accepted = num_rows = 0
     params = jax.tree.map(jnp.asarray, params)
@@ -205,21 +206,21 @@ def exact_law(
         while len(weights):
             after_all, weight_all = [], []
             for first in range(0, len(weights), num_states):
-                raw = first + np.arange(num_states)
-                index = np.minimum(raw, len(weights) - 1)
-                weight = np.where(raw == index, weights[index], 0.0)
-                before = jax.tree.map(lambda x, i=index: np.repeat(x[i], per_state, axis=0), states)
+                state_of = first + rows // per_state
+                index = np.minimum(state_of, len(weights) - 1)
+                used = (state_of == index) & (rows < num_states * per_state)
+                before = jax.tree.map(lambda x, i=index: x[i], states)
                 draws = ScriptedDraws(script)
                 after = rounds.one_round(program, params, jax.tree.map(jnp.asarray, before), draws)
                 draws_all = acceptance.is_lossless(program.rule) and len(program.widths) == 1
                 if draws.unused and draws_all:
                     raise ValueError(f"streams {set(draws.unused)} were never drawn from")
                 after = jax.tree.map(np.asarray, after)
-                weight = np.repeat(weight, per_state) * draws.probability
+                weight = np.where(used, weights[index], 0.0) * draws.probability
                 weight /= math.prod(int(outcomes.max()) + 1 for outcomes in draws.unused.values())
                 num_tested += weight @ (after.stats.tested - before.stats.tested).sum(1)
                 num_accepted += weight @ (after.stats.accepted - before.stats.accepted).sum(1)
-                num_rows += len(weight)
+                num_rows += int(used.sum())
                 after_all.append(jax.tree.map(lambda x, alive=weight > 0: x[alive], after))
                 weight_all.append(weight[weight > 0])
             states = jax.tree.map(lambda *x: np.concatenate(x), *after_all)

@@ -5,9 +5,19 @@ Set before any computation, since the number of devices is fixed once a backend 
 - broadcasting to a higher rank raises: a missing axis is a mistake, not a convenience;
 - using a random key twice raises, and so does making an untyped key, which escapes that check;
 - there are two CPU devices, so that sharding is always tested.
+
+What was compiled is kept in .jax_cache: the two halves of a parallel run, and the experiments that
+run on their own, compile each program once between them.
 """
 
-import jax
+import os
+import pathlib
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
