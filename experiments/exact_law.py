@@ -20,7 +20,11 @@ import numpy as np
 from specjax import acceptance, rounds, sampling
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
+from specjax.drafters.eagle import EagleTreeDrafter
+from specjax.drafters.lookahead import LookaheadDrafter
+from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from specjax.drafters.staged import StagedDrafter
 from specjax.draws import Stream
 from specjax.sampling import Sampling
 from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
@@ -153,16 +157,32 @@ class ScriptedDraws:
         self.probability = np.where(possible, self.probability * chance, 0.0)
 
 
-def round_script(vocab_size: int, num_draft: int, draws_drafts: bool = True) -> dict[int, np.ndarray]:
-    """Each stream's outcomes `[V^N * 2^N * V]`: all combinations; without `draws_drafts` `[2^N * V]`."""
-    each = {
-        Stream.DRAFT: (vocab_size, num_draft if draws_drafts else 0),
-        Stream.ACCEPT: (2, num_draft),
-        Stream.NEXT: (vocab_size, 1),
-    }
-    sizes = {int(stream.at(i)): size for stream, (size, num) in each.items() for i in range(num)}
+NOT_DRAWN = (ArgmaxDrafter, PromptLookupDrafter, MedusaDrafter, EagleTreeDrafter, LookaheadDrafter)
+
+
+def round_script(drafter: Drafter | None, vocab_size: int) -> dict[int, np.ndarray]:
+    """Each stream's outcomes: all combinations of what a round may draw, `[V^N * 2^N * V]` of a model's."""
+    sizes = _stream_sizes(drafter, vocab_size)
     combinations = np.array(list(itertools.product(*map(range, sizes.values())))).T
     return dict(zip(sizes, combinations, strict=True))
+
+
+def _stream_sizes(drafter: Drafter | None, vocab_size: int) -> dict[int, int]:
+    """Each stream of a round and how many outcomes it has."""
+    num_draft = 0 if drafter is None else drafter.num_draft
+    sizes = {int(Stream.ACCEPT.at(i)): 2 for i in range(num_draft)} | {int(Stream.NEXT.at(0)): vocab_size}
+    if isinstance(drafter, StagedDrafter):  # at most K inner rounds, whose streams are drafts outside
+        inner = _stream_sizes(drafter.inner, vocab_size)
+        span = len(Stream) * (drafter.inner.num_draft + 1)
+        drafts = {
+            int(Stream.DRAFT.at(index * span + stream)): size
+            for index in range(num_draft)
+            for stream, size in inner.items()
+        }
+        return drafts | sizes
+    if not isinstance(drafter, NOT_DRAWN):
+        sizes = {int(Stream.DRAFT.at(i)): vocab_size for i in range(num_draft)} | sizes
+    return sizes
 
 
 class Law(NamedTuple):
@@ -191,8 +211,7 @@ def exact_law(
       limit: the row's `max_new_tokens`; None: the length bucket, never reached here.
       num_ids: ids that exist; None: all.
     """
-    draws_drafts = not isinstance(program.drafter, (ArgmaxDrafter, PromptLookupDrafter))
-    script = round_script(num_ids or program.target.vocab_size, program.num_draft, draws_drafts)
+    script = round_script(program.drafter, num_ids or program.target.vocab_size)
     per_state = len(script[int(Stream.NEXT.at(0))])
     num_states = max(1, NUM_ROWS // per_state)
     rows = np.arange(max(per_state, NUM_ROWS))
@@ -213,6 +232,7 @@ def exact_law(
                 draws = ScriptedDraws(script)
                 after = rounds.one_round(program, params, jax.tree.map(jnp.asarray, before), draws)
                 draws_all = acceptance.is_lossless(program.rule) and len(program.widths) == 1
+                draws_all &= not isinstance(program.drafter, StagedDrafter)
                 if draws.unused and draws_all:
                     raise ValueError(f"streams {set(draws.unused)} were never drawn from")
                 after = jax.tree.map(np.asarray, after)

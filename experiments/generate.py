@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, measure, options, results
+from experiments import arms, columns, measure, options, results
 from experiments import rows as rows_lib
 from specjax import api, data, decode, sampling
 from specjax.drafters import BoundDrafter
@@ -114,14 +114,14 @@ def compare(
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     rows = []
     first = lambda drafter: build(target, drafter, sources[:1], temperature)  # noqa: E731
-    for column in options.columns():
-        drafter = options.drafter(draft, column, arms.cost_of(first, draft, sampled, console))
+    for column in columns.columns():
+        drafter = columns.drafter(target, draft, column, arms.cost_of(first, draft, sampled, console))
         batches = build(target, drafter, sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
         texts = api.to_output(target.tokenizer, spec).texts
         found, differing = rows_lib.compare(
             console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, spec),
-            references(), has_alpha=options.has_alpha(column, sampled), all_alike=options.all_alike(column),
+            references(), has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
             num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
         )  # fmt: skip
         if not sampled and not rows:
@@ -133,7 +133,7 @@ def compare(
             {
                 "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
                 "batch_size": _BATCH_SIZE.value, "dtype": target.config.dtype, "seed": _SEED.value,
-                **options.settings(drafter), **found,
+                **columns.settings(drafter), **found,
                 "compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1),
             }
         )  # fmt: skip
@@ -169,7 +169,7 @@ def main(argv: list[str]) -> None:
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if draft is None and not options.copies():
+    if draft is None and not columns.need_no_draft():
         rows, texts = target_alone(console, target, sources)
     else:
         api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)

@@ -12,11 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import exact_law
+from experiments.toy_heads import ToyHeads
 from specjax import acceptance, decode, rounds
 from specjax.controller import AdaptiveDrafter
+from specjax.drafters.eagle import EagleDrafter, EagleTreeDrafter
+from specjax.drafters.lookahead import LookaheadDrafter
+from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from specjax.drafters.staged import StagedDrafter, StagedParams
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Drafter
 
@@ -34,8 +40,9 @@ class Case:
       is_tree: whether a chain is drafted as a tree.
       with_replacement: how siblings are drawn.
       deterministic: argmax (top-k) drafts, whose q is one-hot.
-      kind: what drafts a chain: "model", "lookup" (copies), or "adaptive" (a model, rows draft 0 to K
-        tokens as their history says).
+      kind: what drafts: "model"; "lookup" (copies); "adaptive" (a model, rows draft 0 to K tokens as their
+        history says); "staged" (a model, for which another drafts); "medusa", "eagle", "eagle_tree",
+        "one_pass", "lookahead".
       min_confidence: of an adaptive one.
       draft_vocab_size: where the draft's vocabulary is padded to another size.
       num_tokens: length of the sequences whose law is compared.
@@ -64,8 +71,18 @@ class Case:
         if not self.branching:
             return None
         num_draft = len(self.branching)
-        if self.kind == "lookup":
-            return PromptLookupDrafter(num_draft, max_ngram=2)
+        heads = ToyHeads(self.vocab_size)
+        others: dict[str, Callable[[], Drafter]] = {
+            "lookup": lambda: PromptLookupDrafter(num_draft, max_ngram=2),
+            "medusa": lambda: MedusaDrafter(heads, self.branching),
+            "eagle": lambda: EagleDrafter(heads, num_draft),
+            "eagle_tree": lambda: EagleTreeDrafter(heads, num_draft, max_depth=2, num_expanded=2),
+            "one_pass": lambda: OnePassDrafter(heads, num_draft),
+            "lookahead": lambda: LookaheadDrafter(num_draft, ngram=3, num_candidates=1, pool_size=3),
+            "staged": lambda: StagedDrafter(network, num_draft, ModelDrafter(network, 1), rounds),
+        }
+        if self.kind in others:
+            return others[self.kind]()
         drafter: Drafter = ModelDrafter(network, num_draft)
         if self.kind == "adaptive":  # with these numbers every length occurs
             lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
@@ -83,7 +100,11 @@ class Case:
         """Tables of target and draft; the same one for both if `twin`."""
         sizes = (self.vocab_size, self.draft_vocab_size or self.vocab_size)
         tables = [exact_law.random_table(seed, size, dtype=self.dtype) for seed, size in enumerate(sizes)]
-        return rounds.AllParams(tables[0], tables[0] if twin else tables[1])
+        draft = tables[0] if twin else tables[1]
+        inner = exact_law.random_table(2, sizes[1], dtype=self.dtype)
+        if self.kind == "staged":
+            return rounds.AllParams(tables[0], StagedParams(draft, inner))
+        return rounds.AllParams(tables[0], draft)
 
     def run(self, twin: bool = False) -> exact_law.Law:
         """The law of the real rounds."""
@@ -176,6 +197,24 @@ OTHERS: dict[str, Case] = {
     "2 copies, some of ids that do not exist": Case(kind="lookup", num_ids=2, vocab_size=3),
     "0 to 2 drafts by history": Case(kind="adaptive", eos_ids=(2,), num_tokens=5),
     "0 to 2 drafts by history and confidence": Case(kind="adaptive", min_confidence=0.45),
+    "2 of an EAGLE layer": Case(kind="eagle", eos_ids=(2,)),
+    "2 of an EAGLE layer, prefix": Case(kind="eagle", prefix=(0, 2)),
+    "2 in one pass": Case(kind="one_pass", eos_ids=(2,)),
+    "2 in one pass, all options": Case(
+        kind="one_pass", options=ALL_OPTIONS, vocab_size=4, prefix=(0, 2, 1), eos_ids=(2, 3), num_tokens=3
+    ),
+    "2 staged": Case(kind="staged", vocab_size=2, num_tokens=5),
+    "2 staged, repetition penalty": Case(
+        kind="staged", vocab_size=2, options=Sampling(repetition_penalty=1.7), prefix=(0, 1)
+    ),
+}
+TREES_OF_OTHERS: dict[str, Case] = {
+    "Medusa 2x1": Case(kind="medusa", branching=(2, 1), eos_ids=(2,)),
+    "Medusa 2, padded vocabulary": Case(kind="medusa", branching=(2,), vocab_size=4, num_ids=3),
+    "EAGLE-2, 3 nodes": Case(kind="eagle_tree", branching=(1, 1, 1), eos_ids=(2,)),
+    "EAGLE-2, 5 nodes": Case(kind="eagle_tree", branching=(1,) * 5, num_tokens=3),
+    "lookahead, 1 column": Case(kind="lookahead", branching=(1,), num_tokens=6, vocab_size=2),
+    "lookahead, 2 columns": Case(kind="lookahead", branching=(1, 1), num_tokens=5, vocab_size=2),
 }
 TREES: dict[str, Case] = {
     "chain drafted as a tree": Case(is_tree=True),
@@ -206,6 +245,10 @@ def all_cases() -> dict[tuple[str, str, str], Case]:
             (rule, name, "temperature 0.6"): dataclasses.replace(case, rule=give)
             for name, case in (CHAINS | OTHERS).items()
         }
+    cases |= {
+        ("multi_round", name, "temperature 0.6"): dataclasses.replace(case, rule=RULES["multi_round"])
+        for name, case in TREES_OF_OTHERS.items()
+    }
     how = {"with replacement": dict(with_replacement=True), "without replacement": {}}
     for kind, change in how.items():
         tree_options = {name: dataclasses.replace(case, branching=(2,)) for name, case in OPTIONS.items()}

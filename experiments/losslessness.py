@@ -18,7 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
-from experiments import exact_law, law_cases, options, pair_law, planted_bugs, progress, results, sampled_law
+from experiments import (
+    columns,
+    exact_law,
+    law_cases,
+    options,
+    pair_law,
+    planted_bugs,
+    progress,
+    results,
+    sampled_law,
+)
 from experiments.law_cases import Case
 from experiments.planted_bugs import Bug
 from specjax import acceptance
@@ -67,7 +77,7 @@ def drawn_rows(
     """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
     rows = []
     for rule, drafted, sampling in tests:
-        drafter = options.drafter(pair.draft, drafted)
+        drafter = columns.drafter(pair.target, pair.draft, drafted)
         words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
         num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)

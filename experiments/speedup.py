@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from rich.console import Console
 
 import specjax
-from experiments import arms, options, results, tasks
+from experiments import arms, columns, options, results, tasks
 from experiments import rows as rows_lib
 from specjax import analysis, api, data, decode, sampling
 from specjax.training import loop
@@ -127,13 +127,13 @@ def compare(
     }  # fmt: skip
     first = lambda drafter: build(sources=sources[:1], drafter=drafter)  # noqa: E731
     rows = []
-    for column in options.columns():
-        drafter = options.drafter(draft, column, arms.cost_of(first, draft, sampled, console))
+    for column in columns.columns():
+        drafter = columns.drafter(target, draft, column, arms.cost_of(first, draft, sampled, console))
         batches = build(drafter=drafter)
         generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
         row, _ = rows_lib.compare(
             console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, generation),
-            references, has_alpha=options.has_alpha(column, sampled), all_alike=options.all_alike(column),
+            references, has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
             num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
         )  # fmt: skip
         if column.isdecimal() and "c" in row and row["alpha"] != "not applicable":
@@ -142,7 +142,7 @@ def compare(
                 analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
             )
         name = pair.draft if drafter.tokenizer is not None else "none"
-        rows.append(shared | {"draft": name, "num_draft": column} | options.settings(drafter) | row)
+        rows.append(shared | {"draft": name, "num_draft": column} | columns.settings(drafter) | row)
     return rows
 
 

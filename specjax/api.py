@@ -6,7 +6,7 @@ Strings stay in this file; everything below it works on token arrays.
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 
 from specjax import acceptance, data, decode
 from specjax.drafters import BoundDrafter
-from specjax.models import convert, t5
+from specjax.models import convert, heads_io, quantize, t5
 from specjax.sampling import Sampling, refuse_unknown
 from specjax.types import AcceptanceRule, FinishReason, Generation, Params, Stats
 
@@ -61,6 +61,31 @@ def load(name_or_directory: str | os.PathLike, dtype: str | None = None) -> Mode
     """
     config, params = convert.load(name_or_directory, dtype)
     return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+
+
+class LoadedHeads(NamedTuple):
+    """Heads that draft for a target: their pure functions, and the arrays of both."""
+
+    network: Any
+    params: Params
+
+
+def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
+    """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
+
+    Raises:
+      ValueError: they were made for another target, or are damaged.
+    """
+    return LoadedHeads(*heads_io.load(directory, target.config, target.params))
+
+
+def int8(model: Model) -> Model:
+    """The model with weights in eight bits: a draft that needs no training, or a target of its own.
+
+    As a target it is another model; speculation is then lossless with respect to that one.
+    """
+    network: Any = quantize.QuantizedNetwork(model.network)
+    return dataclasses.replace(model, network=network, params=jax.jit(quantize.quantize)(model.params))
 
 
 def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:

@@ -5,6 +5,7 @@ Axes: B rows, K drafts, V vocabulary, T token slots, S source length.
 Everything between the prompt and the last token is one XLA program with fixed shapes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -154,6 +155,9 @@ def prepare(
     options = sampling.lay_out(num_rows, eos_ids, num_ids)
     if drafter is not None:
         _check_drafter(target, drafter, num_ids)
+        layers = getattr(getattr(drafter, "network", None), "feature_layers", ())
+        if layers:  # what the drafter reads of the target
+            target = dataclasses.replace(target, feature_layers=layers)  # type: ignore[type-var]
     rule = _check_rule(rule, drafter, sampling.temperature)
     if prefix is None:
         prefix = jnp.full((num_rows, 1), start_id, jnp.int32)

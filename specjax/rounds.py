@@ -190,7 +190,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     if verdict.path is not None:
         cache = cache_lib.keep_path(cache, root, verdict.path)
     if program.drafter is not None:
-        happened = Round(context, root, draft, verdict, judged.logits, judged.features)
+        happened = Round(context, root, draft, verdict, judged.logits, judged.features, judged.target_probs)
         drafter_state = program.drafter.commit(params.drafter, drafter_state, happened)
     return state.replace(
         context=context,
@@ -210,7 +210,8 @@ class _Judged(NamedTuple):
     log_probs: jax.Array  # [B, D + 1, 2]
     finite: jax.Array  # [B, D + 1]
     logits: jax.Array  # [B, N + 1, V]
-    features: jax.Array  # [B, N + 1, M]
+    features: jax.Array  # [B, N + 1, F]
+    target_probs: jax.Array | None  # [B, N + 1, V]
     cache: Any
 
 
@@ -244,7 +245,8 @@ def _judge(
     if width < num_draft:
         emitted, log_probs, finite = (widen(x, "edge") for x in (emitted, log_probs, finite))
         logits, features = widen(logits), widen(features)
-    return _Judged(verdict, emitted, log_probs, finite, logits, features, cache)
+        target_probs = None if target_probs is None else widen(target_probs)
+    return _Judged(verdict, emitted, log_probs, finite, logits, features, target_probs, cache)
 
 
 def _verify(

@@ -26,6 +26,7 @@ T5_RULES: Rules = (
     (r"/feed_forward/wo$", P("model", None)),  # [F, M]
     (r"/scale$", P()),
 )
+REPLICATED: Rules = ((r"", P()),)  # small networks lie on every device
 
 
 def make_mesh(data: int = 1, model: int = 1) -> Mesh:

@@ -39,6 +39,14 @@ def from_branching(branching: Sequence[int], num_rows: int) -> Tree:
     return Tree(of_row, jnp.ones(of_row.shape, bool), len(branching))
 
 
+def check_branching(branching: Sequence[int]) -> None:
+    """Raises a ValueError where a drafter's `branching` makes no tree."""
+    if not isinstance(branching, tuple) or not branching or min(branching) < 1:
+        raise ValueError(
+            f"branching={branching}: give a tuple of the children of each level, each at least 1"
+        )
+
+
 def of(draft: Draft) -> Tree:
     """The draft's tree; a chain as the tree of width 1."""
     if draft.tree is not None:

@@ -209,7 +209,8 @@ class Round(NamedTuple):
       draft: what was proposed.
       verdict: what was accepted, before cutting at an end token or the length limit.
       logits: `[B, N + 1, V]` of the target.
-      features: `[B, N + 1, M]` of the target.
+      features: `[B, N + 1, F]` of the target.
+      target_probs: `[B, N + 1, V]`, p after each token of the call; None in the greedy program.
     """
 
     context: Context
@@ -218,6 +219,7 @@ class Round(NamedTuple):
     verdict: Verdict
     logits: jax.Array
     features: jax.Array
+    target_probs: jax.Array | None
 
 
 class Drafter(Protocol):

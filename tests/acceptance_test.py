@@ -11,6 +11,7 @@ from experiments import exact_law, law_cases, sampled_law
 from experiments.law_cases import Case
 from experiments.planted_bugs import BUGS, CHAIN, GREEDY, GREEDY_TREE, TWIN, planted
 from specjax import acceptance, rounds, sampling
+from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.draws import KeyDraws, Stream
 from specjax.sampling import Sampling
 from specjax.types import Draft, Options, Tree
@@ -26,7 +27,7 @@ CASES = {
     if key[0] in ("speculative", "none")
     or key[2] == "prefix, end tokens, all options"
     or key[1:] == ("chain of 2", "temperature 0.6")
-    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.OTHERS)
+    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.OTHERS, *law_cases.TREES_OF_OTHERS)
     or (key[1].startswith("tree 2x1, ") and "all options" not in key[1])
     or key[1] == "tree 2x1, all options, without replacement"
 }
@@ -215,7 +216,7 @@ def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
 
 def _deterministic_law(p, token):
     """The first token's law under a one-hot draft, by script."""
-    outcomes = exact_law.round_script(len(p), 1, draws_drafts=False)
+    outcomes = exact_law.round_script(PromptLookupDrafter(1), len(p))
     rows = len(outcomes[int(Stream.NEXT.at(0))])
     draws = exact_law.ScriptedDraws(outcomes)
     target = jnp.broadcast_to(jnp.asarray(p, jnp.float32)[None, None], (rows, 2, len(p)))

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from specjax.drafters.eagle import EagleDrafter, EagleTreeDrafter
+from specjax.drafters.lookahead import LookaheadDrafter
+from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from specjax.drafters.staged import StagedDrafter, StagedParams
 from specjax.types import Drafter, Params
 
 
@@ -31,8 +36,7 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> B
     Raises:
       ValueError: `num_draft` is below 1.
     """
-    if num_draft < 1:
-        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+    _check_num_draft(num_draft)
     drafter = ModelDrafter(draft.network, num_draft, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
@@ -57,14 +61,100 @@ def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) ->
     Raises:
       ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.
     """
-    if num_draft < 1:
-        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+    _check_num_draft(num_draft)
     if not 1 <= min_ngram <= max_ngram:
         raise ValueError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: give 1 <= min_ngram <= max_ngram")
     return BoundDrafter(PromptLookupDrafter(num_draft, max_ngram, min_ngram), None)
 
 
+def medusa(heads: Any, branching: Sequence[int] = (3, 2, 1)) -> BoundDrafter:
+    """Medusa heads (`specjax.load_heads`) as drafter of a tree; `branching` as of `tree_from_model`.
+
+    Raises:
+      ValueError: heads of another kind, or fewer than the tree is deep.
+    """
+    _check_heads(heads, "medusa", len(branching))
+    return BoundDrafter(MedusaDrafter(heads.network, tuple(branching)), heads.params)
+
+
+def eagle(heads: Any, num_draft: int = 4) -> BoundDrafter:
+    """An EAGLE layer (`specjax.load_heads`) as drafter of a chain.
+
+    Raises:
+      ValueError: heads of another kind; `num_draft` is below 1.
+    """
+    _check_heads(heads, "eagle", 1)
+    _check_num_draft(num_draft)
+    return BoundDrafter(EagleDrafter(heads.network, num_draft), heads.params)
+
+
+def eagle_tree(heads: Any, num_draft: int = 8, max_depth: int = 4, num_expanded: int = 3) -> BoundDrafter:
+    """An EAGLE layer as drafter of a tree of `num_draft` nodes that it chooses as it goes (EAGLE-2).
+
+    Raises:
+      ValueError: heads of another kind; more nodes than are made.
+    """
+    _check_heads(heads, "eagle", 1)
+    return BoundDrafter(EagleTreeDrafter(heads.network, num_draft, max_depth, num_expanded), heads.params)
+
+
+def one_pass(heads: Any, num_draft: int = 5) -> BoundDrafter:
+    """A one-pass layer (`specjax.load_heads`) as drafter of a chain.
+
+    Raises:
+      ValueError: heads of another kind, or trained for fewer tokens; `num_draft` is below 1.
+    """
+    _check_num_draft(num_draft)
+    _check_heads(heads, "one_pass", num_draft)
+    return BoundDrafter(OnePassDrafter(heads.network, num_draft), heads.params)
+
+
+def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> BoundDrafter:
+    """N-grams that the target makes on the side; needs no model. See `LookaheadDrafter`.
+
+    Raises:
+      ValueError: a number that is too small.
+    """
+    return BoundDrafter(LookaheadDrafter(num_columns, ngram, num_candidates), None)
+
+
+def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> BoundDrafter:
+    """A loaded model that is itself decoded speculatively, with `inner` as its drafter.
+
+    Args:
+      draft: the model.
+      inner: of `from_model` or `prompt_lookup`.
+      num_draft: K.
+      engine: the module `specjax.rounds`.
+
+    Raises:
+      ValueError: an inner drafter of another kind; `num_draft` is below 1.
+    """
+    _check_num_draft(num_draft)
+    if not isinstance(inner.drafter, (ModelDrafter, PromptLookupDrafter)):
+        raise ValueError(f"inner={type(inner.drafter).__name__}: give one of from_model or prompt_lookup")
+    drafter = StagedDrafter(draft.network, num_draft, inner.drafter, engine)
+    return BoundDrafter(drafter, StagedParams(draft.params, inner.params), draft.tokenizer)
+
+
+def _check_num_draft(num_draft: int) -> None:
+    if num_draft < 1:
+        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+
+
+def _check_heads(heads: Any, kind: str, depth: int) -> None:
+    config = heads.network.config
+    if config.kind != kind:
+        raise ValueError(f"these are heads of the kind {config.kind!r}: {kind} needs some of {kind!r}")
+    if depth > config.num_steps:
+        raise ValueError(
+            f"a draft is {depth} deep, but the heads were trained for {config.num_steps}: draft less, or "
+            "train others"
+        )
+
+
 __all__ = [
-    "BoundDrafter", "ModelDrafter", "ModelTreeDrafter", "PromptLookupDrafter", "from_model", "prompt_lookup",
-    "tree_from_model",
+    "BoundDrafter", "EagleDrafter", "EagleTreeDrafter", "LookaheadDrafter", "MedusaDrafter", "ModelDrafter",
+    "ModelTreeDrafter", "OnePassDrafter", "PromptLookupDrafter", "StagedDrafter", "eagle", "eagle_tree",
+    "from_model", "lookahead", "medusa", "one_pass", "prompt_lookup", "staged", "tree_from_model",
 ]  # fmt: skip

@@ -4,14 +4,13 @@ Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from specjax import cache as cache_lib
-from specjax import sampling
-from specjax.draws import Stream
+from specjax.drafters import chain
 from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
@@ -51,10 +50,10 @@ class ModelDrafter:
         def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             draft, cache = carry
             logits, cache = self._feed(params, draft, cache, position)
-            return (self._put(draft, logits, context, draws, position)[0], cache), None
+            return (chain.put(draft, logits, context, draws, position)[0], cache), None
 
-        draft = self._empty(context, logits, draws, self.num_draft)
-        draft, _ = self._put(draft, logits, context, draws, 0)
+        draft = chain.empty(context, logits, draws, self.num_draft, self.num_draft)
+        draft, _ = chain.put(draft, logits, context, draws, 0)
         if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
             (draft, cache), _ = jax.lax.scan(step, (draft, cache), jnp.arange(1, self.num_draft))
         return draft, cache
@@ -86,7 +85,7 @@ class ModelDrafter:
 
         def put(carry: tuple, logits: jax.Array, position: jax.typing.ArrayLike) -> tuple:
             draft, cache, going = carry
-            drawn, confidence = self._put(draft, logits, context, draws, position)
+            drawn, confidence = chain.put(draft, logits, context, draws, position)
             going = going & (position < wanted)
             if min_confidence:
                 going &= confidence >= min_confidence
@@ -99,7 +98,7 @@ class ModelDrafter:
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             logits, cache = catch_up(self.network, params, jax.lax.while_loop(lags, chunk, cache), context)
-            empty = self._empty(context, logits, draws, 0)
+            empty = chain.empty(context, logits, draws, self.num_draft, 0)
             carry = put((empty, cache, jnp.ones(wanted.shape, bool)), logits, 0)
             more = lambda carry: (carry[0] < self.num_draft) & (carry[1][2] & (carry[0] < wanted)).any()  # noqa: E731
             _, (draft, cache, _) = jax.lax.while_loop(more, body, (jnp.asarray(1), carry))
@@ -107,7 +106,7 @@ class ModelDrafter:
 
         def skip(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
-            return self._empty(context, logits, draws, 0), cache
+            return chain.empty(context, logits, draws, self.num_draft, 0), cache
 
         return jax.lax.cond(wanted.max() > 0, run, skip, cache)
 
@@ -118,35 +117,6 @@ class ModelDrafter:
         token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
         logits, _, cache = self.network.decode(params, cache, token)
         return logits, cache
-
-    def _put(
-        self, draft: Draft, logits: jax.Array, context: Context, draws: Draws | None,
-        position: jax.typing.ArrayLike,
-    ) -> tuple[Draft, jax.Array]:  # fmt: skip
-        """Draws the draft at `position` from `logits` `[B, 1, V]`; beside it the largest of q, `[B]`."""
-        before = (jnp.arange(self.num_draft) < position)[None, None]
-        history = sampling.history(context, draft.tokens, before)
-        if draws is None or draft.probs is None:
-            adjusted = sampling.adjust(logits, context.options, history)
-            token = sampling.argmax(adjusted)[:, 0]
-            return draft.replace(tokens=_set(draft.tokens, token, position)), _largest(adjusted)
-        probs = sampling.process(logits, context.options, history)[:, 0]
-        token = draws.choose(Stream.DRAFT.at(position), probs)
-        draft = draft.replace(
-            tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
-        )
-        # A greedy row's q is one-hot here: it is as confident as in the greedy program.
-        greedy = sampling.is_greedy(context.options.temperature)
-        adjusted = sampling.adjust(logits, context.options, history)
-        return draft, jnp.where(greedy, _largest(adjusted), probs.max(axis=-1))
-
-    def _empty(self, context: Context, logits: Any, draws: Draws | None, num_drafted: int) -> Draft:
-        """A draft of K tokens to be filled; q is kept only where something is drawn from it."""
-        num_rows, num_ids = logits.shape[0], context.options.num_ids or logits.shape[-1]
-        tokens = jnp.zeros((num_rows, self.num_draft), jnp.int32)
-        dtype = jnp.promote_types(logits.dtype, jnp.float32)
-        probs = None if draws is None else jnp.zeros((num_rows, self.num_draft, num_ids), dtype)
-        return Draft(tokens, jnp.full_like(context.length, num_drafted), probs)
 
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Forgets what was not committed; the last committed token was not fed yet."""
@@ -192,14 +162,3 @@ def catch_up(
     cache = cache_lib.rollback(cache, context.length)
     last = (context.length - 1 - start)[:, None, None]
     return network.head(params, jnp.take_along_axis(features, last, axis=1)), cache
-
-
-def _set(values: jax.Array, entry: jax.Array, position: jax.typing.ArrayLike) -> jax.Array:
-    """Replaces entry `position` along axis 1 of `values` `[B, K, ...]` by `entry` `[B, ...]`."""
-    return jax.lax.dynamic_update_index_in_dim(values, entry.astype(values.dtype), position, axis=1)
-
-
-def _largest(logits: jax.Array) -> jax.Array:
-    """`[B]`, the largest probability of logits `[B, 1, V]`."""
-    logits = logits[:, 0].astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return jnp.exp(logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1))

@@ -41,10 +41,7 @@ class ModelTreeDrafter:
     share_encoder: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.branching, tuple) or not self.branching or min(self.branching) < 1:
-            raise ValueError(
-                f"branching={self.branching}: give a tuple of the children of each level, each at least 1"
-            )
+        tree_lib.check_branching(self.branching)
 
     @property
     def num_draft(self) -> int:

@@ -98,6 +98,11 @@ def _lay_out(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
 
 
+def _unit(x: jax.Array) -> jax.Array:
+    """`x` `[..., M]` over its root mean square."""
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+
 class RMSNorm(nn.Module):
     """Scales by the root mean square, without mean or bias (T5's layer norm)."""
 
@@ -334,33 +339,40 @@ class T5(nn.Module):
         )
 
     def decode(
-        self, tokens: jax.Array, cache: Cache, deterministic: bool = True, layout: Layout | None = None
-    ) -> tuple[jax.Array, jax.Array, Cache]:
+        self, tokens: jax.Array, cache: Cache, deterministic: bool = True, layout: Layout | None = None,
+        feature_layers: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, jax.Array, Cache]:  # fmt: skip
         """Feeds N tokens after what the cache holds.
 
         Args:
           tokens: `[B, N] int32`; row b's tokens go into slots length[b]..length[b] + N - 1.
           cache: the cache; the caller sees to it that length + N <= T.
           layout: where the tokens stand and what they see; None: they follow each other.
+          feature_layers: see `T5Network`.
 
         Returns:
-          logits `[B, N, V] float32` of the token after each position, features `[B, N, M]`
-          (the last hidden state after the final norm, before any logit scale), and the cache
-          with N more tokens.
+          logits `[B, N, V] float32` of the token after each position, features `[B, N, F]`
+          (the last hidden state after the final norm, before any logit scale; then those of
+          `feature_layers`), and the cache with N more tokens.
         """
         num_new = tokens.shape[1]
         if layout is None:
             layout = tree.chain_layout(cache.length, num_new, cache.num_slots or num_new)
         bias = self.decoder_bias(layout.positions, layout.key_positions)
         x = self._embed(tokens, deterministic)
-        keys, values = [], []
+        keys, values, streams = [], [], []
         for index, layer in enumerate(self.decoder_layers):
             x, layer_keys, layer_values = layer(x, cache, index, bias, layout.visible, deterministic)
             keys.append(layer_keys)
             values.append(layer_values)
+            streams.append(x)
         features = self.dropout(self.decoder_norm(x), deterministic=deterministic)
         cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + num_new)
-        return self.logits(features), features, cache
+        logits = self.logits(features)
+        if feature_layers:
+            of_layers = [_unit(streams[index]).astype(features.dtype) for index in feature_layers]
+            features = jnp.concatenate([features, *of_layers], axis=-1)
+        return logits, features, cache
 
     def logits(self, features: jax.Array) -> jax.Array:
         """The head: maps features `[B, N, M]` to logits `[B, N, V] float32`."""
@@ -385,9 +397,16 @@ class T5(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class T5Network:
-    """T5 as the pure functions of `types.Network`; equal configs make equal networks."""
+    """T5 as the pure functions of `types.Network`; equal configs make equal networks.
+
+    Attributes:
+      config: its shape.
+      feature_layers: decoder layers after which the residual stream, over its root mean square, is given out
+        behind the last hidden state (EAGLE-3 reads a low, a middle and a high one).
+    """
 
     config: T5Config
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -411,7 +430,9 @@ class T5Network:
         self, params: Any, cache: Cache, tokens: jax.Array, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, Cache]:
         """See `T5.decode`."""
-        return self._apply(params, tokens, cache, layout=layout, method="decode")
+        return self._apply(
+            params, tokens, cache, layout=layout, feature_layers=self.feature_layers, method="decode"
+        )
 
     def head(self, params: Any, features: jax.Array) -> jax.Array:
         """See `T5.logits`."""

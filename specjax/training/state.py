@@ -36,7 +36,10 @@ class TrainState(struct.PyTreeNode):
         return jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="unsafe_rbg"), self.step)
 
 
-def abstract_state(params: Params, optimization: Optimization, mesh: Mesh | None = None) -> TrainState:
+def abstract_state(
+    params: Params, optimization: Optimization, mesh: Mesh | None = None,
+    rules: sharding.Rules = sharding.T5_RULES,
+) -> TrainState:  # fmt: skip
     """Shapes, dtypes and placement of a state: what to restore a checkpoint onto.
 
     What the optimizer keeps in the shape of a parameter lies as the parameter does; the rest
@@ -45,9 +48,10 @@ def abstract_state(params: Params, optimization: Optimization, mesh: Mesh | None
     Args:
       params: arrays or shapes, float32.
       mesh: None: one device.
+      rules: where params lie.
 
     Raises:
-      ValueError: params that are not float32, or that `sharding.T5_RULES` cannot place.
+      ValueError: params that are not float32, or that the rules cannot place.
     """
     mesh = mesh or sharding.make_mesh()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -59,7 +63,7 @@ def abstract_state(params: Params, optimization: Optimization, mesh: Mesh | None
     transform = optimization.build()
     shapes = jax.eval_shape(lambda params: _new_state(params, transform, 0), params)
     everywhere = sharding.replicated(mesh)
-    placement = sharding.param_shardings(params, mesh)
+    placement = sharding.param_shardings(params, mesh, rules)
     opt_placement = optax.tree.map_params(
         transform,
         lambda leaf, param, place: place if leaf.shape == param.shape else everywhere,
@@ -73,13 +77,14 @@ def abstract_state(params: Params, optimization: Optimization, mesh: Mesh | None
 
 
 def init_state(
-    params: Params, optimization: Optimization, *, seed: int, mesh: Mesh | None = None
-) -> TrainState:
+    params: Params, optimization: Optimization, *, seed: int, mesh: Mesh | None = None,
+    rules: sharding.Rules = sharding.T5_RULES,
+) -> TrainState:  # fmt: skip
     """The state before the first step; `params` are copied, so they stay usable.
 
     Args: and Raises: as of `abstract_state`; `seed` is the dropout noise's.
     """
-    placement = jax.tree.map(lambda x: x.sharding, abstract_state(params, optimization, mesh))
+    placement = jax.tree.map(lambda x: x.sharding, abstract_state(params, optimization, mesh, rules))
     params = jax.device_put(params, placement.params, may_alias=False)  # the step donates its state
     transform = optimization.build()
     return jax.jit(lambda params: _new_state(params, transform, seed), out_shardings=placement)(params)

@@ -1,0 +1,157 @@
+"""Trains heads that draft for a frozen target, on the target's own outputs.
+
+  python -m experiments.train_heads --flagfile=configs/train_eagle.flags --data_dir=DATA
+
+The target decodes the training sources once, at temperature 1 and greedily; the heads then learn its
+distributions along these texts. Every --report_every steps the chances of acceptance on validation
+sources are printed, position by position, and a checkpoint is written, from which a run that was stopped
+goes on.
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+from rich.console import Console
+
+import specjax
+from experiments import progress, tasks
+from specjax import api, data, sharding
+from specjax.models import heads as heads_lib
+from specjax.models import heads_io
+from specjax.training import checkpoints, distillation, heads, loop
+from specjax.training.optimization import Optimization
+from specjax.training.state import abstract_state, init_state
+
+_TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
+_KIND = flags.DEFINE_enum("kind", "eagle", heads_lib.KINDS, "What is trained.")
+_SPLITS = flags.DEFINE_list("splits", ["train", "validation"], "For training and reports.")
+_NUM_SEQUENCES = flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
+_NUM_HELD_OUT = flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
+_NUM_IDS = flags.DEFINE_integer(
+    "num_draft_ids",
+    0,
+    "Ids that the heads can say, the target's most frequent; 0: all, by its own head.",
+)
+_NUM_STEPS_AHEAD = flags.DEFINE_integer("num_steps_ahead", 5, "Positions ahead that are trained.")
+_SHAPE = {
+    name: flags.DEFINE_integer(name, default, f"Shape of the layers: {name}; 0: the target's.")
+    for name, default in {"d_model": 0, "d_kv": 0, "d_ff": 0, "num_heads": 0}.items()
+}
+_LAYERS = flags.DEFINE_integer("num_layers", 1, "Layers; Medusa has none.")
+_FEATURES = flags.DEFINE_list("feature_layers", [], "Decoder layers of the target to read beside the last.")
+_STEPS = flags.DEFINE_integer("num_steps", 2000, "Steps.")
+_RATE = flags.DEFINE_float("learning_rate", 2e-2, "Peak rate of Adafactor, relative to a parameter's size.")
+_WARMUP = flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up; then cosine to zero.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
+_REPORT = flags.DEFINE_integer("report_every", 250, "Steps between reports.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints.")
+_EXPORT = flags.DEFINE_string("export", None, "Directory for the heads.")
+
+
+def outputs(console: Console, target: api.Model, split: str, count: int) -> list[data.Pair]:
+    """Sources of a split with what the target says to them, sampled and greedily."""
+    pairs = tasks.tokenize(tasks.read(split, count), target.tokenizer)
+    made: list[data.Pair] = []
+    for temperature in (1.0, 0.0):
+        label = f"the target's outputs, {split}, temperature {temperature:g}"
+        made += distillation.generate_targets(
+            target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
+            max_new_tokens=tasks.shapes()[-1][1], num_ids=api.num_ids(target),
+            track=lambda firsts, label=label: progress.track(firsts, len(firsts), label, console),
+        )  # fmt: skip
+    return made
+
+
+def read_config(target: api.Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsConfig:
+    """The shape that the flags ask for."""
+    ids: tuple[int, ...] = ()
+    if _NUM_IDS.value:
+        counts = collections.Counter(token for pair in pairs for token in pair.target)
+        ids = tuple(sorted(token for token, _ in counts.most_common(_NUM_IDS.value)))
+    shape = {name: flag.value or getattr(target.config, name) for name, flag in _SHAPE.items()}
+    config = heads_lib.HeadsConfig(
+        _KIND.value, _NUM_STEPS_AHEAD.value, **shape, num_layers=_LAYERS.value, draft_ids=ids,
+        feature_layers=tuple(int(layer) for layer in _FEATURES.value),
+    )  # fmt: skip
+    config.check(target.config)
+    return config
+
+
+def taught(batches: Iterator[data.Batch], teacher: Any) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield teacher(dataclasses.asdict(batch))
+
+
+def training_batches(pairs: Sequence[data.Pair], start_step: int) -> Iterator[data.Batch]:
+    """Endless, a function of the step."""
+    shapes = tasks.shapes()
+    for rows in data.training_rows(pairs, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
+        chosen = [pairs[i] for i in rows]
+        yield data.make_batch(chosen, data.shape_for(chosen, shapes))
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    console = Console()
+    saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
+    with console.status("loading"):
+        target = specjax.load(_TARGET.value, "float32")
+    pairs = outputs(console, target, _SPLITS.value[0], _NUM_SEQUENCES.value)
+    config = read_config(target, pairs)
+    network = heads_lib.HeadsNetwork(config, target.config)
+    frozen, num_ids = network.frozen(target.params), api.num_ids(target)
+    teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
+    held_out = outputs(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
+    held_out = [b for b in taught(iter(data.evaluation_batches(held_out, 64, tasks.shapes())), teacher)]
+    agreement = heads.make_agreement(network, frozen)
+    params = heads_io.init(network, target.params, _SEED.value)
+    console.print(
+        f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters, {len(pairs)} texts"
+    )
+    optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
+    state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
+    like = abstract_state(params, optimization, rules=sharding.REPLICATED)
+    run = {**tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "num_steps": _STEPS.value}
+    run |= {"config": list(map(str, dataclasses.astuple(config))), "seed": _SEED.value}
+    if saved.latest_step is not None:
+        state, note = saved.restore(like)
+        if note != run:
+            raise ValueError(f"{_OUTPUT.value} holds a run with other settings: give another --output")
+        console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}", soft_wrap=True)
+    step = loop.make_step(heads.objective(network, frozen), optimization, like)
+
+    def teach_and_step(state: Any, batch: dict[str, Any]) -> Any:
+        return step(state, teacher(batch))
+
+    def report(state: Any, now: loop.Progress) -> bool:
+        overlap, agree = agreement(state.params, held_out)
+        shown = "  ".join(
+            f"{name} {' '.join(f'{x:.3f}' for x in values)}"
+            for name, values in (("expected alpha", overlap), ("greedy", agree))
+        )
+        console.print(
+            f"step {now.step}/{_STEPS.value}  loss {now.loss:.3f}  {shown}  {now.tokens_per_s:.0f} tokens/s",
+            soft_wrap=True,
+        )
+        saved.save(now.step, state, run)
+        return True
+
+    state = loop.run(
+        state, teach_and_step, training_batches(pairs, int(state.step)), _STEPS.value, _REPORT.value, report
+    )
+    saved.close()
+    if _EXPORT.value:
+        heads_io.save(_EXPORT.value, config, state.params, target.params)
+        console.print(f"wrote {config.kind} heads to {_EXPORT.value}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["target", "output"])
+    app.run(main)

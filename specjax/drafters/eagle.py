@@ -1,0 +1,189 @@
+"""A layer on the target's features that drafts by its own outputs: a chain, or a tree chosen as it goes.
+
+EAGLE (Li et al. 2024), EAGLE-2 (Li et al. 2024, section 4), EAGLE-3 (Li et al. 2025). Axes: B rows, K
+drafts, D depth, k nodes that a level expands, T cache slots, W width of the network, V vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax import cache as cache_lib
+from specjax import tree as tree_lib
+from specjax.drafters import chain, pairs
+from specjax.types import Context, Draft, Draws, Layout, Params, Round, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter:
+    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
+
+    A row's first round is a plain step.
+
+    Attributes:
+      network: the layer. Static.
+      num_draft: K.
+    """
+
+    network: pairs.PairNetwork
+    num_draft: int
+
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.num_draft
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A round in which no row has a pair is a plain step."""
+        return (0, self.num_draft)
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
+        """See `pairs`."""
+        del prefix_width
+        return pairs.init(self.network, params, context, self.num_draft, self.num_draft)
+
+    def propose(
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, pairs.PairState]:
+        """One call on the new pairs, and K - 1 steps."""
+        hidden, state = pairs.feed(self.network, params, state, context)
+        logits = self.network.head(params, hidden)
+        draft = chain.empty(context, logits, draws, self.num_draft, self.num_draft)
+        draft, _ = chain.put(draft, logits, context, draws, 0)
+
+        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+            draft, hidden, cache = carry
+            token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
+            layout = tree_lib.chain_layout(cache.length, 1, cache.num_slots)
+            hidden, cache = self.network.decode(params, cache, hidden, token, layout)
+            draft, _ = chain.put(draft, self.network.head(params, hidden), context, draws, position)
+            return (draft, hidden, cache), None
+
+        cache = state.cache
+        if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
+            positions = jnp.arange(1, self.num_draft)
+            (draft, _, cache), _ = jax.lax.scan(step, (draft, hidden, cache), positions)
+        state = state.replace(cache=cache_lib.rollback(cache, state.cache.length))
+        return pairs.drafted_by_those_with_pairs(draft, state), state
+
+    def commit(self, params: Params, state: pairs.PairState, round: Round) -> pairs.PairState:
+        """Keeps the pairs that the round added."""
+        del params
+        return pairs.remember(state, round)
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleTreeDrafter:
+    """Drafts the tree of N nodes that the layer finds likeliest (EAGLE-2).
+
+    A node's value is the product of q along its path. Each level expands the k nodes of the largest value by
+    their k likeliest tokens; of all nodes made the N of the largest value are kept: values fall
+    along a path, so they hang together. Children are not drawn: their q is one-hot. A row's first round
+    is a plain step.
+
+    Raises:
+      ValueError: a number below 1, or more nodes than are made.
+
+    Attributes:
+      network: the layer. Static.
+      num_draft: N.
+      max_depth: D.
+      num_expanded: k.
+    """
+
+    network: pairs.PairNetwork
+    num_draft: int
+    max_depth: int
+    num_expanded: int
+
+    def __post_init__(self) -> None:
+        made = self.num_expanded + (self.max_depth - 1) * self.num_expanded**2
+        if min(self.num_draft, self.max_depth, self.num_expanded) < 1 or self.num_draft > made:
+            raise ValueError(
+                f"num_draft={self.num_draft}, max_depth={self.max_depth}, num_expanded={self.num_expanded}: "
+                f"each must be at least 1, and num_draft at most the {made} nodes that are made"
+            )
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
+        """See `pairs`."""
+        del prefix_width
+        num_slots = self.max_depth * self.num_expanded
+        return pairs.init(self.network, params, context, num_slots, self.max_depth)
+
+    def propose(
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, pairs.PairState]:
+        """One call on the new pairs, and one a level below the first."""
+        del draws
+        width, num_rows = self.num_expanded, len(context.length)
+        hidden, state = pairs.feed(self.network, params, state, context)
+        value, token = self._children(params, hidden, context)
+        values, tokens = [value[:, 0]], [token[:, 0]]
+        parents = [jnp.full((num_rows, width), -1)]
+        # The nodes that are expanded: of the first level all.
+        hidden = jnp.broadcast_to(hidden, (num_rows, width, hidden.shape[-1]))
+        front = jnp.broadcast_to(jnp.arange(width)[None], (num_rows, width))
+        above = jnp.zeros((num_rows, width, (self.max_depth - 1) * width), bool)
+        cache = state.cache
+        for depth in range(self.max_depth - 1):
+            made_values, made_tokens = (jnp.concatenate(x, axis=1) for x in (values, tokens))
+            itself = jnp.eye(width, above.shape[2], depth * width, dtype=bool)
+            above = above | itself[None]
+            layout = self._layout(state.cache.length, depth, above, cache.num_slots)
+            at_front = jnp.take_along_axis(made_tokens, front, axis=1)
+            hidden, cache = self.network.decode(params, cache, hidden, at_front, layout)
+            value, token = self._children(params, hidden, context)
+            value = value + jnp.take_along_axis(made_values, front, axis=1)[..., None]
+            flat = value.reshape(num_rows, -1)
+            best = jax.lax.top_k(flat, width)[1]
+            origin = best // width  # which node of the front they are children of
+            values.append(flat)
+            tokens.append(token.reshape(num_rows, -1))
+            parents.append(jnp.repeat(front, width, axis=1))
+            hidden = jnp.take_along_axis(hidden, origin[..., None], axis=1)
+            above = jnp.take_along_axis(above, origin[..., None], axis=1)
+            front = made_values.shape[1] + best
+        state = state.replace(cache=cache_lib.rollback(cache, state.cache.length))
+        all_nodes = [jnp.concatenate(x, axis=1) for x in (values, tokens, parents)]
+        best_tokens, best_parents = self._keep_best(*all_nodes)
+        valid = jnp.broadcast_to((state.num_new > 0)[:, None], best_tokens.shape)
+        tree = Tree(best_parents, valid, self.max_depth)
+        return Draft(best_tokens, valid.sum(1, dtype=jnp.int32), None, tree), state
+
+    def _children(self, params: Params, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        """log q and ids `[B, n, k]` of the likeliest tokens after each of n nodes `[B, n, W]`."""
+        logits = self.network.head(params, hidden)[..., : context.options.num_ids]
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        value, token = jax.lax.top_k(jax.nn.log_softmax(logits, axis=-1), self.num_expanded)
+        return value, token.astype(jnp.int32)
+
+    def _layout(self, start: jax.Array, depth: int, above: jax.Array, num_slots: int) -> Layout:
+        """The layout of one level's nodes, who see all pairs and those `above` `[B, k, slots]` them."""
+        slots = jnp.arange(num_slots)[None, :]
+        node = slots - start[:, None]
+        in_tree = (node >= 0) & (node < above.shape[2])
+        node = jnp.clip(node, 0, above.shape[2] - 1)
+        key_positions = jnp.where(in_tree, start[:, None] + node // self.num_expanded, slots)
+        seen = jnp.take_along_axis(above, jnp.broadcast_to(node[:, None], (*above.shape[:2], num_slots)), 2)
+        visible = jnp.where(in_tree[:, None], seen, (slots < start[:, None])[:, None])
+        positions = jnp.broadcast_to((start + depth)[:, None], above.shape[:2])
+        return Layout(positions, key_positions, visible)
+
+    def _keep_best(
+        self, values: jax.Array, tokens: jax.Array, parents: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Tokens and parents' call positions `[B, N]` of the likeliest nodes, in the order they were made."""
+        kept = jnp.sort(jax.lax.top_k(values, self.num_draft)[1], axis=1)
+        # A node's call position: how many were kept up to it. The root's is 0.
+        is_kept = (kept[:, None, :] == jnp.arange(values.shape[1])[None, :, None]).any(-1)
+        position = jnp.cumsum(is_kept, axis=1, dtype=jnp.int32)
+        parent = jnp.take_along_axis(parents, kept, axis=1)
+        above = jnp.take_along_axis(position, jnp.maximum(parent, 0), axis=1)
+        return jnp.take_along_axis(tokens, kept, axis=1), jnp.where(parent < 0, 0, above)
+
+    def commit(self, params: Params, state: pairs.PairState, round: Round) -> pairs.PairState:
+        """Keeps the pairs of the accepted path."""
+        del params
+        return pairs.remember(state, round)

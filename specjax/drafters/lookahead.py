@@ -1,0 +1,143 @@
+"""N-grams that the target itself makes on the side, by Jacobi iteration: nothing is trained.
+
+Lookahead decoding (Fu et al. 2024), for encoder-decoders. Axes: B rows, W columns of the window, L = n - 1
+of its levels, G candidates, P n-grams of a pool, V vocabulary.
+
+    call position   0     1 .. G L                    then level 0, level 1, ... of W columns each
+                    root  G candidates of L tokens    guesses for the places after the root
+
+Level 0 is a chain behind the root; the node below one is a guess for the place after. A column read
+downwards, with what the target says below it, is an n-gram of text. The window only rides along: its
+nodes are never accepted, and only its own see them.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import sampling
+from specjax.types import Context, Draft, Draws, Params, Round, Tree
+
+
+class LookaheadState(struct.PyTreeNode):
+    """Window and pool of each row.
+
+    Attributes:
+      window: `[B, L, W]` ids.
+      pool: `[B, P, n]` ids of n-grams, -1 where there is none yet; the oldest is replaced.
+      stamp: `[B, P]`, how many n-grams were made before each; -1 where there is none.
+      num_made: `[B]`.
+    """
+
+    window: jax.Array
+    pool: jax.Array
+    stamp: jax.Array
+    num_made: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class LookaheadDrafter:
+    """Drafts the newest n-grams that begin with the last token, and carries the window along.
+
+    Candidates are not drawn: their q is one-hot. They follow from what was committed before, so
+    the law is the target's above temperature 0 as well; the window goes by the target's argmax.
+
+    Raises:
+      ValueError: a number that is too small.
+
+    Attributes:
+      num_columns: W.
+      ngram: n, at least 2.
+      num_candidates: G.
+      pool_size: P.
+    """
+
+    num_columns: int
+    ngram: int
+    num_candidates: int
+    pool_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.ngram < 2 or min(self.num_columns, self.num_candidates) < 1:
+            raise ValueError(
+                f"num_columns={self.num_columns}, ngram={self.ngram}, num_candidates={self.num_candidates}: "
+                "give at least 1, 2 and 1"
+            )
+        if self.pool_size < max(self.num_columns, self.num_candidates):
+            raise ValueError(
+                f"pool_size={self.pool_size}: must hold a round's {self.num_columns} n-grams, and the "
+                f"{self.num_candidates} candidates"
+            )
+
+    @property
+    def max_depth(self) -> int:
+        """L, tokens of a candidate."""
+        return self.ngram - 1
+
+    @property
+    def num_candidate_nodes(self) -> int:
+        """G L."""
+        return self.num_candidates * self.max_depth
+
+    @property
+    def num_draft(self) -> int:
+        """All nodes, the window's among them."""
+        return self.num_candidate_nodes + self.max_depth * self.num_columns
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> LookaheadState:
+        """The first guesses are the first tokens of the source; the pool is empty."""
+        del params, prefix_width
+        num_rows, num_source = context.source_ids.shape
+        guess = context.source_ids[:, np.arange(self.num_columns) % num_source]
+        window = jnp.broadcast_to(guess[:, None], (num_rows, self.max_depth, self.num_columns))
+        pool = jnp.full((num_rows, self.pool_size, self.ngram), -1, jnp.int32)
+        return LookaheadState(window, pool, pool[..., 0], jnp.zeros(num_rows, jnp.int32))
+
+    def propose(
+        self, params: Params, state: LookaheadState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, LookaheadState]:
+        """The newest n-grams that begin with the last token; no network runs."""
+        del params, draws
+        last, _ = context.last_tokens(1)
+        fits = (state.pool[..., 0] == last) & (state.stamp >= 0)
+        stamp, newest = jax.lax.top_k(jnp.where(fits, state.stamp, -1), self.num_candidates)
+        found = jnp.take_along_axis(state.pool, newest[..., None], axis=1)[..., 1:]
+        there = jnp.repeat(stamp >= 0, self.max_depth, axis=1)
+        candidates = jnp.where(there, found.reshape(there.shape), 0)
+        window = state.window.reshape(len(there), -1)
+        tokens = jnp.concatenate([candidates, window], axis=1)
+        parents = jnp.broadcast_to(jnp.asarray(self._parents())[None], tokens.shape)
+        valid = jnp.concatenate([there, jnp.zeros(window.shape, bool)], axis=1)
+        tree = Tree(parents, valid, self.max_depth)
+        return Draft(tokens, valid.sum(1, dtype=jnp.int32), None, tree), state
+
+    def _parents(self) -> np.ndarray:
+        """`[N] int32`, call positions."""
+        depth, first = self.max_depth, self.num_candidate_nodes + 1
+        candidates = np.arange(self.num_candidate_nodes)
+        candidates = np.where(candidates % depth == 0, 0, candidates)
+        level_0 = np.concatenate([[0], first + np.arange(self.num_columns - 1)])
+        below = first + np.arange((depth - 1) * self.num_columns)
+        return np.concatenate([candidates, level_0, below]).astype(np.int32)
+
+    def commit(self, params: Params, state: LookaheadState, round: Round) -> LookaheadState:
+        """Reads the window's n-grams into the pool, and moves the window on by what was committed."""
+        del params
+        num_rows, width = len(state.num_made), self.num_columns
+        logits = round.logits[:, -width:, : round.context.options.num_ids]
+        said = sampling.argmax(logits)  # below each column
+        columns = jnp.concatenate([state.window, said[:, None]], axis=1)  # [B, n, W]
+        order = state.num_made[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
+        rows, place = jnp.arange(num_rows)[:, None], order % self.pool_size
+        moved = jnp.maximum(round.context.length - 1 - round.root, 1) - 1
+        index = jnp.minimum(jnp.arange(width)[None, :] + moved[:, None], width - 1)
+        index = jnp.broadcast_to(index[:, None], state.window.shape)
+        return LookaheadState(
+            window=jnp.take_along_axis(columns[:, 1:], index, axis=2),
+            pool=state.pool.at[rows, place].set(columns.swapaxes(1, 2)),
+            stamp=state.stamp.at[rows, place].set(order),
+            num_made=state.num_made + width,
+        )

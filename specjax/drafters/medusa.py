@@ -1,0 +1,97 @@
+"""Heads on the target's last hidden state that each say one token further ahead.
+
+Medusa (Cai et al. 2024). Axes: B rows, N nodes, D depth, M width of the features, V vocabulary.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import tree as tree_lib
+from specjax.types import Context, Draft, Draws, Params, Round
+
+
+class AheadNetwork(Protocol):
+    """Heads as a pure function. Hashable: static."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    def ahead(self, params: Params, features: jax.Array) -> jax.Array:
+        """Logits `[B, D, V]` of the tokens 2, 3, ... after features `[B, M]`."""
+
+
+class MedusaState(struct.PyTreeNode):
+    """The target's feature `[B, M]` that chose the last token, and whether there is one, `[B] bool`."""
+
+    feature: jax.Array
+    ready: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaDrafter:
+    """Drafts a tree of the heads' likeliest tokens: a node of depth d has the first of head d as children.
+
+    They are not drawn: their q is one-hot, and above temperature 0 x is accepted with probability p(x).
+    Penalties do not move the heads' ranks. A row's first round is a plain step.
+
+    Raises:
+      ValueError: `branching` is empty, no tuple, or holds a number below 1.
+
+    Attributes:
+      network: the heads, at least as many as the tree is deep. Static.
+      branching: children of a node at each depth; all 1: a chain.
+    """
+
+    network: AheadNetwork
+    branching: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        tree_lib.check_branching(self.branching)
+
+    @property
+    def num_draft(self) -> int:
+        """Nodes of the tree."""
+        return tree_lib.level_starts(self.branching)[-1] - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Levels of the tree."""
+        return len(self.branching)
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> MedusaState:
+        """No feature before the first target call."""
+        del params, prefix_width
+        num_rows, _, width = context.encoded.shape
+        feature = jnp.zeros((num_rows, width), context.encoded.dtype)
+        return MedusaState(feature, jnp.zeros(num_rows, bool))
+
+    def propose(
+        self, params: Params, state: MedusaState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, MedusaState]:
+        """One call of all heads."""
+        del draws
+        logits = self.network.ahead(params, state.feature)[..., : context.options.num_ids]
+        tree = tree_lib.from_branching(self.branching, len(context.length))
+        num_parents, levels = 1, []
+        for depth, num_children in enumerate(self.branching):
+            ranked = jax.lax.top_k(logits[:, depth], num_children)[1]
+            levels.append(jnp.tile(ranked, (1, num_parents)))
+            num_parents *= num_children
+        tokens = jnp.concatenate(levels, axis=1).astype(jnp.int32)
+        tree = tree.replace(valid=tree.valid & state.ready[:, None])
+        return Draft(tokens, tree.valid.sum(1, dtype=jnp.int32), None, tree), state
+
+    def commit(self, params: Params, state: MedusaState, round: Round) -> MedusaState:
+        """Keeps the feature after the last accepted token, from which `next_token` was chosen."""
+        del params
+        verdict = round.verdict
+        assert verdict.path is not None
+        path = jnp.pad(verdict.path, ((0, 0), (1, 0)))
+        last = jnp.take_along_axis(path, verdict.num_accepted[:, None], axis=1)
+        feature = jnp.take_along_axis(round.features, last[..., None], axis=1)[:, 0]
+        return MedusaState(feature.astype(state.feature.dtype), jnp.ones_like(state.ready))

@@ -1,0 +1,187 @@
+"""A draft that is itself decoded speculatively, with a drafter that is cheaper still.
+
+Staged speculative decoding (Spector and Re 2023). The draft's tokens have exactly the draft's law, so the
+outer rule sees the q that they were drawn from. Axes: B rows, K drafts, k drafts of the inner drafter,
+V vocabulary, T token slots.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import acceptance
+from specjax import cache as cache_lib
+from specjax.draws import Stream
+from specjax.types import Context, Draft, Draws, FinishReason, Network, Params, Round, Stats
+
+
+class StagedParams(struct.PyTreeNode):
+    """Of the draft, and of what drafts for it."""
+
+    draft: Params
+    inner: Params = None
+
+
+class StagedState(struct.PyTreeNode):
+    """The draft's cache, its encoder output, and the inner drafter's state."""
+
+    cache: cache_lib.Cache
+    encoded: jax.Array
+    inner: Any
+
+
+class _RecordState(struct.PyTreeNode):
+    """The inner drafter's state, and q `[B, K, V]` of the first `count` `[B]` tokens; None where greedy."""
+
+    inner: Any
+    probs: jax.Array | None
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorder:
+    """The inner drafter, and what the draft said of each token that an inner round emitted."""
+
+    inner: Any
+
+    @property
+    def num_draft(self) -> int:
+        return self.inner.num_draft
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
+    def propose(
+        self, params: Params, state: _RecordState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, _RecordState]:
+        wanted = jnp.minimum(self.num_draft, jnp.maximum(context.room - 1, 0))
+        draft, inner = self.inner.propose_up_to(params, state.inner, context, draws, wanted)
+        return draft, state.replace(inner=inner)
+
+    def commit(self, params: Params, state: _RecordState, round: Round) -> _RecordState:
+        num_new = round.context.length - 1 - round.root
+        probs = state.probs
+        if probs is not None:
+            assert round.target_probs is not None
+            offset = jnp.arange(round.target_probs.shape[1])[None, :]
+            slots = jnp.where(offset < num_new[:, None], state.count[:, None] + offset, probs.shape[1])
+            rows = jnp.arange(len(num_new))[:, None]
+            probs = probs.at[rows, slots].set(round.target_probs.astype(probs.dtype), mode="drop")
+        return _RecordState(self.inner.commit(params, state.inner, round), probs, state.count + num_new)
+
+
+class _InnerDraws(struct.PyTreeNode):
+    """The outer draws, by streams of their own for each inner round: those of drafted tokens."""
+
+    outer: Any
+    first: jax.Array
+
+    def _stream(self, stream: jax.typing.ArrayLike) -> jax.Array:
+        return Stream.DRAFT.at(self.first + jnp.asarray(stream, jnp.int32))
+
+    def accept(self, stream: jax.Array, probability: jax.Array) -> jax.Array:
+        return self.outer.accept(self._stream(stream), probability)
+
+    def choose(self, stream: jax.typing.ArrayLike, weights: jax.Array) -> jax.Array:
+        return self.outer.choose(self._stream(stream), weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedDrafter:
+    """Drafts K tokens of a draft model by rounds with the inner drafter.
+
+    Attributes:
+      network: the draft model. Static.
+      num_draft: K.
+      inner: drafts chains for it: a `ModelDrafter` or a `PromptLookupDrafter`.
+      engine: the module `specjax.rounds`, which runs a round; it is handed in, since it lies above.
+    """
+
+    network: Network
+    num_draft: int
+    inner: Any
+    engine: Any
+
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.num_draft
+
+    share_encoder = False
+
+    def init(self, params: StagedParams, context: Context, prefix_width: int) -> StagedState:
+        """Encodes the sources for both, and feeds the decoder prefix."""
+        encoded = self.network.encode(params.draft, context.source_ids, context.source_mask)
+        num_slots = context.tokens.shape[1] + self.num_draft + self.inner.num_draft + 1
+        cache = self.network.init_cache(params.draft, encoded, context.source_mask, num_slots)
+        if prefix_width > 1:
+            _, _, cache = self.network.decode(params.draft, cache, context.tokens[:, : prefix_width - 1])
+        cache = cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+        inner = self.inner.init(params.inner, _lengthened(context, self.num_draft, encoded), prefix_width)
+        return StagedState(cache, encoded, inner)
+
+    def propose(
+        self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, StagedState]:
+        """Inner rounds until every row has K tokens."""
+        num_rows, depth, engine = len(context.length), self.num_draft, self.engine
+        program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
+        probs = None
+        if draws is not None:
+            num_ids = context.options.num_ids or self.network.vocab_size
+            dtype = jnp.promote_types(jax.tree.leaves(params.draft)[0].dtype, jnp.float32)
+            probs = jnp.zeros((num_rows, depth, num_ids), dtype)
+        zero = jnp.zeros(num_rows, jnp.int32)
+        by_position = jnp.zeros((num_rows, self.inner.max_depth), jnp.int32)
+        lengthened = _lengthened(context, depth, state.encoded)
+        first = engine.LoopState(
+            context=lengthened.replace(room=jnp.full_like(context.room, depth)),
+            cache=self._caught_up(params, state.cache, context),
+            drafter_state=_RecordState(state.inner, probs, zero),
+            seeds=zero.astype(jnp.uint32),
+            log_probs=jnp.zeros((*lengthened.tokens.shape, 2), jnp.float32),
+            finish_reason=jnp.full(num_rows, FinishReason.RUNNING, jnp.int32),
+            stats=Stats(zero, zero, by_position, by_position, zero),
+        )
+        all_params = engine.AllParams(params.draft, params.inner)
+        streams = len(Stream) * (self.inner.num_draft + 1)
+
+        def body(carry: tuple) -> tuple:
+            index, inner_state = carry
+            inner_draws = None if draws is None else _InnerDraws(draws, index * streams)
+            return index + 1, engine.one_round(program, all_params, inner_state, inner_draws)
+
+        running = lambda carry: carry[1].running.any()  # noqa: E731
+        _, done = jax.lax.while_loop(running, body, (jnp.asarray(0, jnp.int32), first))
+        index = context.length[:, None] + jnp.arange(depth)[None, :]
+        tokens = jnp.take_along_axis(done.context.tokens, index, axis=1)
+        draft = Draft(tokens, jnp.full_like(context.length, depth), done.drafter_state.probs)
+        return draft, state.replace(cache=done.cache, inner=done.drafter_state.inner)
+
+    def _caught_up(self, params: StagedParams, cache: cache_lib.Cache, context: Context) -> cache_lib.Cache:
+        """The cache with all committed tokens but the last: after a full acceptance it lacks one more."""
+
+        def feed(cache: cache_lib.Cache) -> cache_lib.Cache:
+            start = jnp.maximum(context.length - 2, 0)
+            token = jnp.take_along_axis(context.tokens, start[:, None], axis=1)
+            _, _, cache = self.network.decode(params.draft, cache_lib.rollback(cache, start), token)
+            return cache
+
+        lacks = (cache.length < context.length - 1).any()
+        cache = jax.lax.cond(lacks, feed, lambda cache: cache, cache)
+        return cache_lib.rollback(cache, context.length - 1)
+
+    def commit(self, params: StagedParams, state: StagedState, round: Round) -> StagedState:
+        """Forgets what the target did not accept, on both stages."""
+        cache = cache_lib.rollback(state.cache, jnp.minimum(state.cache.length, round.context.length - 1))
+        return state.replace(cache=cache, inner=self.inner.commit(params.inner, state.inner, round))
+
+
+def _lengthened(context: Context, num_draft: int, encoded: jax.Array) -> Context:
+    """The context as the draft sees it: its own encoder output, and room for a round's tokens."""
+    tokens = jnp.pad(context.tokens, ((0, 0), (0, num_draft)))
+    return context.replace(tokens=tokens, encoded=encoded)

@@ -1,0 +1,320 @@
+"""Small networks on a frozen target's features: Medusa heads, an EAGLE layer, a one-pass layer.
+
+Sources: Medusa (Cai et al. 2024), EAGLE (Li et al. 2024), EAGLE-3 (Li et al. 2025), DFlash (2026).
+For an encoder-decoder, layers attend to the target's own encoder output: there is no draft encoder.
+
+Axes: B rows, N pairs, D positions ahead, S source length, T cache slots, F width of the target's
+features, M of its embedding, W of the heads, V vocabulary, R ids that are drafted.
+
+A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. What
+a head says at it is of token j + 2. The embedding, and the head where all ids are drafted, are the
+target's, frozen: they arrive as `frozen` and are neither trained nor stored.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import cache as cache_lib
+from specjax.models import t5
+from specjax.types import Layout
+
+KINDS = ("medusa", "eagle", "one_pass")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig:
+    """The shape of heads. Hashable: static.
+
+    Raises:
+      ValueError: a kind that there is not, or no positions ahead.
+
+    Attributes:
+      kind: one of `KINDS`.
+      num_steps: D, positions ahead that they are trained for.
+      d_model, d_kv, d_ff, num_heads, num_layers: of the layers; Medusa has none and is M wide.
+      draft_ids: the R ids that they can say, growing; empty: all, by the target's own head (M wide).
+      feature_layers: see `t5.T5Network`.
+    """
+
+    kind: str
+    num_steps: int
+    d_model: int
+    d_kv: int = 64
+    d_ff: int = 0
+    num_heads: int = 1
+    num_layers: int = 1
+    draft_ids: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind}: give one of {', '.join(KINDS)}")
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps={self.num_steps}: must be at least 1")
+
+    def check(self, target: t5.T5Config) -> None:
+        """Raises a ValueError where these heads cannot sit on such a target."""
+        if (self.kind == "medusa" or not self.draft_ids) and self.d_model != target.d_model:
+            raise ValueError(
+                f"d_model={self.d_model}: Medusa heads, and those that use the target's head, are as wide as "
+                f"the target, {target.d_model}; or give draft_ids"
+            )
+        if self.kind == "medusa" and self.feature_layers:
+            raise ValueError(f"feature_layers={self.feature_layers}: Medusa heads read the last one only")
+        if any(not 0 <= i < target.vocab_size for i in self.draft_ids):
+            raise ValueError(f"draft_ids must be in 0..{target.vocab_size - 1}, the target's vocabulary")
+
+
+class _VocabularyHead(nn.Module):
+    """Logits of the R ids that are drafted, by an own kernel `[W, R]`, or of all by the target's head."""
+
+    config: HeadsConfig
+    target: t5.T5Config
+
+    @nn.compact
+    def __call__(self, frozen: Any, hidden: jax.Array) -> jax.Array:
+        """Maps `[..., W]` to `[..., R] float32`."""
+        num_ids = len(self.config.draft_ids)
+        if not num_ids:
+            flat = hidden.reshape(1, -1, hidden.shape[-1])
+            logits: Any = t5.T5(self.target, parent=None).apply({"params": frozen}, flat, method="logits")
+            return logits.reshape(*hidden.shape[:-1], -1)
+        init = nn.initializers.normal(self.config.d_model**-0.5)
+        kernel = self.param("kernel", init, (hidden.shape[-1], num_ids)).astype(hidden.dtype)
+        return jnp.einsum(
+            "...w,wr->...r", hidden, kernel, precision=self.target.precision,
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+
+
+class MedusaHeads(nn.Module):
+    """Head d is x + SiLU(x W_d + b_d), then a vocabulary head that all share; W_d is zero at first."""
+
+    config: HeadsConfig
+    target: t5.T5Config
+
+    @nn.compact
+    def unroll(self, frozen: Any, features: jax.Array) -> jax.Array:
+        """Maps features `[B, N, M]` to logits `[B, D, N, R]`, 2, 3, ... tokens after them."""
+        depth, width = self.config.num_steps, self.config.d_model
+        kernel = self.param("kernel", nn.initializers.zeros, (depth, width, width)).astype(features.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (depth, width)).astype(features.dtype)
+        change = jnp.einsum("bnm,dmk->bdnk", features, kernel, precision=self.target.precision)
+        hidden = features[:, None] + nn.silu(change + bias[None, :, None])
+        return _VocabularyHead(self.config, self.target, name="head")(frozen, hidden)
+
+
+class FeatureDecoder(nn.Module):
+    """Decoder layers over pairs, and over masks where all positions are said at once."""
+
+    config: HeadsConfig
+    target: t5.T5Config
+
+    def setup(self) -> None:
+        c, normal = self.config, nn.initializers.normal
+        layer = dataclasses.replace(
+            self.target, d_model=c.d_model, d_kv=c.d_kv, d_ff=c.d_ff, num_heads=c.num_heads,
+            num_decoder_layers=c.num_layers,
+        )  # fmt: skip
+        self.layer_config, num_features = layer, self.target.d_model * (1 + len(c.feature_layers))
+        self.fuse = self.param("fuse", normal(num_features**-0.5), (num_features, c.d_model))
+        num_inputs = c.d_model + self.target.d_model
+        self.mix = self.param("mix", normal(num_inputs**-0.5), (num_inputs, c.d_model))
+        self.encoded_in = self.param(
+            "encoded_in", normal(self.target.d_model**-0.5), (self.target.d_model, c.d_model)
+        )
+        if c.kind == "one_pass" and c.num_steps > 1:
+            self.masks = self.param("masks", normal(1.0), (c.num_steps - 1, c.d_model))
+        self.hidden_norm, self.token_norm = t5.RMSNorm(layer), t5.RMSNorm(layer)
+        self.bias = t5.RelativeBias(layer, two_sided=False)
+        self.layers = [t5.DecoderLayer(layer) for _ in range(c.num_layers)]
+        self.norm = t5.RMSNorm(layer)
+        self.head = _VocabularyHead(c, self.target)
+
+    def _project(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.einsum("...i,io->...o", x, kernel.astype(x.dtype), precision=self.target.precision)
+
+    def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
+        """As `t5.T5.init_cache`, of the target's encoder output `[B, S, M]`."""
+        c = self.config
+        encoded = self._project(encoded, self.encoded_in)
+        keys = jnp.zeros((encoded.shape[0], c.num_heads, c.d_kv, num_slots), encoded.dtype)
+        cross = [layer.cross_keys_values(encoded) for layer in self.layers]
+        return cache_lib.Cache(
+            keys=(keys,) * c.num_layers,
+            values=(keys.swapaxes(2, 3),) * c.num_layers,
+            length=jnp.zeros(encoded.shape[:1], jnp.int32),
+            cross_keys=tuple(keys for keys, _ in cross),
+            cross_values=tuple(values for _, values in cross),
+            source_mask=source_mask,
+        )
+
+    def hidden(self, features: jax.Array) -> jax.Array:
+        """Maps features `[B, N, F]` to `[B, N, W]`, which stands where later the layers' own output does."""
+        return self._project(features, self.fuse)
+
+    def decode(
+        self, frozen: Any, hidden: jax.Array, tokens: jax.Array, cache: cache_lib.Cache, layout: Layout,
+        mask_ids: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, cache_lib.Cache]:  # fmt: skip
+        """Feeds pairs, then masks.
+
+        Args:
+          hidden: `[B, N, W]`.
+          tokens: `[B, N]`.
+          cache: pairs and masks go into the slots after its length.
+          layout: of pairs and masks.
+          mask_ids: which masks. Static.
+
+        Returns:
+          `[B, N + masks, W]`, and the cache with so many more entries.
+        """
+        embedded = frozen["embedding"][tokens].astype(hidden.dtype).astype(jnp.float32)
+        inputs = [self.hidden_norm(hidden.astype(jnp.float32)), self.token_norm(embedded)]
+        x = self._project(jnp.concatenate(inputs, axis=-1), self.mix).astype(jnp.float32)
+        if mask_ids:
+            masks = self.masks[np.array(mask_ids)].astype(x.dtype)
+            masks = jnp.broadcast_to(masks[None], (len(x), *masks.shape))
+            x = jnp.concatenate([x, masks], axis=1)
+        bias = self.bias(layout.positions, layout.key_positions)
+        keys, values = [], []
+        for index, layer in enumerate(self.layers):
+            x, layer_keys, layer_values = layer(x, cache, index, bias, layout.visible, True)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + x.shape[1])
+        return self.norm(x), cache
+
+    def logits(self, frozen: Any, hidden: jax.Array) -> jax.Array:
+        """Maps `[..., W]` to `[..., R] float32`."""
+        return self.head(frozen, hidden)
+
+    def unroll(
+        self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
+    ) -> jax.Array:
+        """What drafting from each of N pairs would say, for training: logits `[B, D, N, R]`.
+
+        Entry [d, j] is drafted d + 1 tokens after pair j, the true tokens taken for those drafted
+        before it.
+        """
+        one_pass = self.config.kind == "one_pass"
+        blocks = self._unroll_masks if one_pass else self._unroll_steps
+        return self.logits(frozen, blocks(frozen, features, tokens, encoded, source_mask))
+
+    def _unroll_steps(
+        self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
+    ) -> jax.Array:
+        """EAGLE-3, section 3.2: step d reads its own outputs, and sees what drafting would have seen."""
+        num_pairs, depth = features.shape[1], self.config.num_steps
+        place = np.arange(num_pairs)
+        cache, hidden = self.init_cache(encoded, source_mask, num_pairs * depth), self.hidden(features)
+        outputs = []
+        for step in range(depth):
+            # A pair at step d was reached from pair j - d: of those up to there it sees the target's
+            # features, of those after only what earlier steps made of them.
+            start = place[:, None] - step
+            blocks = [place[None] <= start]
+            blocks += [(place[None] == start + i) & (i <= step) for i in range(1, depth)]
+            layout = Layout(
+                jnp.asarray(place)[None], jnp.asarray(np.tile(place, depth))[None],
+                jnp.asarray(np.concatenate(blocks, axis=1))[None],
+            )  # fmt: skip
+            hidden, cache = self.decode(frozen, hidden, tokens, cache, layout)
+            outputs.append(jnp.roll(hidden, -step, axis=1))
+            hidden = jnp.roll(hidden, 1, axis=1)
+        return jnp.stack(outputs, axis=1)
+
+    def _unroll_masks(
+        self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
+    ) -> jax.Array:
+        """All pairs, and behind them a block of masks for each, in one call."""
+        num_pairs, num_masks = features.shape[1], self.config.num_steps - 1
+        place = np.arange(num_pairs)
+        origin = np.concatenate([place, np.repeat(place, num_masks)])
+        ahead = np.concatenate([0 * place, np.tile(np.arange(1, num_masks + 1), num_pairs)])
+        is_pair = ahead == 0
+        sees_pairs = is_pair[None] & (origin[None] <= origin[:, None])
+        sees_block = (~is_pair)[None] & (~is_pair)[:, None] & (origin[None] == origin[:, None])
+        positions = jnp.asarray(origin + ahead)[None]
+        layout = Layout(positions, positions, jnp.asarray(sees_pairs | sees_block)[None])
+        cache, hidden = self.init_cache(encoded, source_mask, len(origin)), self.hidden(features)
+        mask_ids = tuple((ahead[num_pairs:] - 1).tolist())
+        hidden, _ = self.decode(frozen, hidden, tokens, cache, layout, mask_ids)
+        first, rest = hidden[:, None, :num_pairs], hidden[:, num_pairs:]
+        rest = rest.reshape(len(rest), num_pairs, num_masks, -1).swapaxes(1, 2)
+        return jnp.concatenate([first, rest], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsNetwork:
+    """Heads as pure functions of params `{"heads": ..., "frozen": ...}`; compared by value."""
+
+    config: HeadsConfig
+    target: t5.T5Config
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the target's."""
+        return self.target.vocab_size
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Of the target, whose features it reads."""
+        return self.config.feature_layers
+
+    @property
+    def num_steps(self) -> int:
+        """D."""
+        return self.config.num_steps
+
+    @property
+    def module(self) -> Any:
+        """The Linen module."""
+        kind = MedusaHeads if self.config.kind == "medusa" else FeatureDecoder
+        return kind(self.config, self.target)
+
+    def frozen(self, target_params: Any) -> dict[str, Any]:
+        """The target's arrays that are read."""
+        return {name: target_params[name] for name in ("embedding", "head") if name in target_params}
+
+    def ahead(self, params: Any, features: jax.Array) -> jax.Array:
+        """Medusa's logits `[B, D, V]` after features `[B, M]`."""
+        logits = self._apply(params, params["frozen"], features[:, None], method="unroll")
+        return self._spread(logits[:, :, 0])
+
+    def init_cache(self, params: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
+        """See `FeatureDecoder.init_cache`."""
+        return self._apply(params, encoded, source_mask, num_slots, method="init_cache")
+
+    def hidden(self, params: Any, features: jax.Array) -> jax.Array:
+        """See `FeatureDecoder.hidden`."""
+        return self._apply(params, features, method="hidden")
+
+    def decode(
+        self, params: Any, cache: Any, hidden: jax.Array, tokens: jax.Array, layout: Layout,
+        num_masks: int = 0,
+    ) -> tuple[jax.Array, Any]:  # fmt: skip
+        """See `FeatureDecoder.decode`; the first `num_masks` masks."""
+        mask_ids = tuple(range(num_masks))
+        return self._apply(params, params["frozen"], hidden, tokens, cache, layout, mask_ids, method="decode")
+
+    def head(self, params: Any, hidden: jax.Array) -> jax.Array:
+        """Maps `[B, N, W]` to logits `[B, N, V]`; ids that are not drafted have none to speak of."""
+        return self._spread(self._apply(params, params["frozen"], hidden, method="logits"))
+
+    def _spread(self, logits: jax.Array) -> jax.Array:
+        """`[..., R]` to `[..., V]`."""
+        if not self.config.draft_ids:
+            return logits
+        place = np.full(self.vocab_size, len(self.config.draft_ids))
+        place[list(self.config.draft_ids)] = np.arange(len(self.config.draft_ids))
+        rest = jnp.full((*logits.shape[:-1], 1), t5.MASKED, logits.dtype)
+        return jnp.concatenate([logits, rest], axis=-1)[..., place]
+
+    def _apply(self, params: Any, *args: Any, method: str) -> Any:
+        return self.module.apply({"params": params["heads"]}, *args, method=method)

@@ -1,0 +1,112 @@
+"""Training heads on a frozen target: what it says of each text, and the objective.
+
+Axes: B rows, S source length, N target length, D positions ahead, F width of the features, R ids that are
+drafted, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models import heads as heads_lib
+from specjax.training.loop import Arrays, Objective
+from specjax.types import Params
+
+DECAY = 0.8  # of the weights of positions further ahead (Medusa; EAGLE-3, section 3.2)
+
+
+def make_teacher(
+    module: Any, params: Params, feature_layers: tuple[int, ...] = (), num_ids: int | None = None
+) -> Callable[[Arrays], Arrays]:
+    """A function that adds to a batch what the target makes of it.
+
+    "target_logits" `[B, N, num_ids] float32` and "features" `[B, N, F]` before each target token, and
+    "encoded" `[B, S, M]`.
+    """
+
+    @jax.jit
+    def forward(params: Params, batch: Arrays) -> Arrays:
+        start = jnp.full_like(batch["target_ids"][:, :1], module.config.start_id)
+        inputs = jnp.concatenate([start, batch["target_ids"][:, :-1]], axis=1)
+        apply = lambda *args, **options: module.apply({"params": params}, *args, **options)  # noqa: E731
+        encoded = apply(batch["source_ids"], batch["source_mask"], method="encode")
+        cache = apply(encoded, batch["source_mask"], 0, method="init_cache")
+        logits, features, _ = apply(inputs, cache, feature_layers=feature_layers, method="decode")
+        return {"target_logits": logits[..., :num_ids], "features": features, "encoded": encoded}
+
+    return lambda batch: batch | forward(params, batch)
+
+
+def objective(network: heads_lib.HeadsNetwork, frozen: Params) -> Objective:
+    """Cross-entropy with the target's distributions, at all positions ahead.
+
+    A position d further counts 0.8^d. Where not all ids are drafted, the others are left out of the sum.
+    """
+
+    def loss(params: Params, part: Arrays, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        del key
+        logits, p, valid = _by_depth(network, params, frozen, part)
+        log_q = jax.nn.log_softmax(logits, axis=-1)
+        entropies = -(p * log_q).sum(-1)  # [B, D, N]
+        count = jnp.maximum(valid.sum((0, 2)), 1)
+        means = jnp.where(valid, entropies, 0.0).sum((0, 2)) / count
+        weights = DECAY ** np.arange(network.num_steps)
+        return (means * weights).sum() / weights.sum(), means[0]
+
+    return loss
+
+
+def make_agreement(
+    network: heads_lib.HeadsNetwork, frozen: Params
+) -> Callable[[Params, Iterable[Arrays]], tuple[np.ndarray, np.ndarray]]:
+    """A function `(params, taught batches) -> mean chances of acceptance` by position ahead, `[D]` twice.
+
+    The tokens between are taken as they are in the batch. At temperature 1, the sum of min(p, q); at
+    temperature 0, the share of positions whose argmaxes agree.
+    """
+
+    @jax.jit
+    def total(params: Params, frozen: Params, batch: Arrays) -> Any:
+        logits, p, valid = _by_depth(network, params, frozen, batch)
+        q = jax.nn.softmax(logits, axis=-1)
+        ids = np.array(network.config.draft_ids or range(logits.shape[-1]))
+        best = _shifted(batch["target_logits"].argmax(-1), network.num_steps)
+        agree = jnp.asarray(ids)[logits.argmax(-1)] == best
+        mean = lambda x: jnp.where(valid, x, 0).sum((0, 2))  # noqa: E731
+        return mean(jnp.minimum(p, q).sum(-1)), mean(agree), valid.sum((0, 2))
+
+    def agreement(params: Params, batches: Iterable[Arrays]) -> tuple[np.ndarray, np.ndarray]:
+        sums = [jax.device_get(total(params, frozen, batch)) for batch in batches]
+        overlap, agree, count = (np.sum([x[i] for x in sums], axis=0) for i in range(3))
+        if not count.all():
+            raise ValueError("batches hold too few target tokens: give at least one that is long enough")
+        return overlap / count, agree / count
+
+    return agreement
+
+
+def _by_depth(
+    network: heads_lib.HeadsNetwork, params: Params, frozen: Params, batch: Arrays
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Logits `[B, D, N, R]` of the heads, the target's probabilities of the same ids, and which count."""
+    module, depth = network.module, network.num_steps
+    inputs: tuple = (batch["features"],)
+    if network.config.kind != "medusa":
+        inputs += (batch["target_ids"], batch["encoded"], batch["source_mask"])
+    logits = module.apply({"params": params}, frozen, *inputs, method="unroll")
+    p = jax.nn.softmax(batch["target_logits"], axis=-1)
+    if network.config.draft_ids:
+        p = p[..., np.array(network.config.draft_ids)]
+    else:
+        logits = logits[..., : p.shape[-1]]
+    return logits, _shifted(p, depth), _shifted(batch["target_mask"], depth)
+
+
+def _shifted(values: jax.Array, depth: int) -> jax.Array:
+    """`[B, D, N, ...]` of `values` `[B, N, ...]`: entry [d, j] is that at j + 1 + d, zero beyond the end."""
+    num = values.shape[1]
+    padded = jnp.pad(values, [(0, 0), (0, depth)] + [(0, 0)] * (values.ndim - 2))
+    return jnp.stack([padded[:, d + 1 : d + 1 + num] for d in range(depth)], axis=1)

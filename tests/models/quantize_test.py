@@ -1,0 +1,62 @@
+"""Weights in eight bits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decode
+from specjax.drafters.model import ModelDrafter
+from specjax.models import quantize, t5
+
+CONFIG = t5.T5Config(24, 16, 4, 32, 4, 2, 2)
+SOURCE = np.array([[5, 6, 7, 1, 0], [9, 3, 8, 2, 1]])
+
+
+@pytest.fixture(scope="module")
+def params():
+    return t5.T5(CONFIG).init(jax.random.key(0), SOURCE, SOURCE != 0, SOURCE)["params"]
+
+
+def test_every_entry_is_off_by_at_most_half_a_step_of_its_channel(params):
+    packed = quantize.quantize(params)
+    again = quantize.dequantize(packed)
+    assert packed["embedding"]["int8"].dtype == jnp.int8
+    assert packed["embedding"]["scale"].shape == (24, 1)  # a row is a token's: an output of the head
+    assert packed["decoder_layers_0"]["attention"]["q"]["scale"].shape == (1, 4, 4)
+    assert packed["decoder_layers_0"]["attention"]["o"]["scale"].shape == (1, 1, 16)
+    assert again["decoder_norm"]["scale"] is params["decoder_norm"]["scale"]
+    is_pair = lambda node: isinstance(node, dict) and "int8" in node  # noqa: E731
+    steps = jax.tree.map(lambda node: node["scale"] if is_pair(node) else node, packed, is_leaf=is_pair)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        node, step = again, steps
+        for key in path:
+            node, step = node[key.key], step[key.key]
+        if leaf.ndim > 1 and path[-1].key != "table":
+            assert (jnp.abs(leaf - node) <= 0.501 * jnp.broadcast_to(step, leaf.shape)).all()
+
+
+def test_as_a_draft_it_changes_nothing_but_the_time(params):
+    network = t5.T5Network(CONFIG)
+    drafter = ModelDrafter(quantize.QuantizedNetwork(network), 3)
+    request = dict(max_new_tokens=np.array([12, 9]), seed=0, eos_ids=())
+    plain = decode.generate(network, params, SOURCE, SOURCE != 0, **request)
+    spec = decode.generate(
+        network, params, SOURCE, SOURCE != 0, drafter=drafter, drafter_params=quantize.quantize(params),
+        **request,
+    )  # fmt: skip
+    np.testing.assert_array_equal(plain.tokens, spec.tokens)
+    assert float(spec.stats.total().alpha[0]) > 0.8
+
+
+def test_as_a_target_it_keeps_its_own_law(params):
+    """Greedy: the same as plain decoding of the float32 params that it stands for."""
+    network = t5.T5Network(CONFIG)
+    packed = quantize.quantize(params)
+    request = dict(max_new_tokens=12, seed=0, eos_ids=())
+    plain = decode.generate(network, quantize.dequantize(packed), SOURCE, SOURCE != 0, **request)
+    spec = decode.generate(
+        quantize.QuantizedNetwork(network), packed, SOURCE, SOURCE != 0,
+        drafter=ModelDrafter(network, 3), drafter_params=params, **request,
+    )  # fmt: skip
+    np.testing.assert_array_equal(plain.tokens, spec.tokens)
