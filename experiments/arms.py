@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from experiments import measure, progress
-from specjax import acceptance, api, decode, drafters
+from specjax import acceptance, api, decode
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Generation
@@ -138,20 +139,41 @@ def _request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, f
     return seconds
 
 
-def cost_of(
-    build: Callable[[BoundDrafter], list[decode.Prepared]], draft: api.Model, sampled: bool, console: Console
-) -> Callable[[int], float]:
-    """A function from K to the cost of a round that drafts K tokens, over a plain step: v + K c + o.
+class Price(NamedTuple):
+    """What a drafter's rounds cost and bring on a first batch, over plain steps.
+
+    Attributes:
+      cost: v + K c + o.
+      gain: tokens that a round of the batch emits over those of a plain step; the slowest row counts.
+      num_rows: of the batch.
+    """
+
+    cost: float
+    gain: float
+    num_rows: int
+
+
+def price_of(
+    build: Callable[[BoundDrafter | None], list[decode.Prepared]], sampled: bool, console: Console
+) -> Callable[[BoundDrafter], Price]:
+    """A function from a drafter to its price.
 
     Args:
       build: the requests of a drafter, the first of which is timed.
     """
 
-    def cost(num_draft: int) -> float:
-        costs = round_costs(build(drafters.from_model(draft, num_draft))[0], sampled, console)
-        return costs.v + num_draft * costs.c + costs.o
+    def per_round(request: decode.Prepared) -> float:
+        stats = jax.device_get(decode_one(request).stats)
+        return float(stats.num_emitted.sum() / max(stats.num_rounds.max(), 1))
 
-    return cost
+    def price(drafter: BoundDrafter) -> Price:
+        request = build(drafter)[0]
+        costs = round_costs(request, sampled, console)
+        # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
+        cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
+        return Price(cost, per_round(request) / per_round(build(None)[0]), len(request.inputs["limit"]))
+
+    return price
 
 
 def round_costs(request: decode.Prepared, sampled: bool, console: Console) -> measure.RoundCosts:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from experiments import options
+from experiments import arms, options
 from specjax import acceptance, api, controller, drafters, rounds
 from specjax.drafters import BoundDrafter
 from specjax.models import heads_io
@@ -15,15 +15,16 @@ _COLUMNS = flags.DEFINE_list(
     "num_draft",
     ["5"],
     "K, drafted tokens a round, or a tree's children per level: 3x2x1. Or KIND:NUMBERS. adaptive:1-3-5 lets "
-    "rows choose from these K and 0, by costs measured first; staged:5-3 lets copies of up to 3 draft for the "
-    "draft; int8:5 drafts with the target in eight bits; without a model: lookup:8 (copies of up to 8), "
+    "rows choose from these K and 0, by costs measured first, and adaptive+KIND from those of another kind. "
+    "staged:5-3 lets copies of up to 3 draft for "
+    "the draft; int8:5 drafts with the target in eight bits; without a model: lookup:8 (copies of up to 8), "
     "lookahead:5-3-3 (columns, n of the n-grams, candidates); with --heads: medusa:3x2x1, eagle:4, "
     "eagle_tree:8-4-3 (nodes, depth, nodes expanded a level), one_pass:5. A column each.",
 )
 _HEADS = flags.DEFINE_multi_string(
     "heads", [], "Directory of heads; they serve the target they were made for."
 )
-CostOf = Callable[[int], float]  # K -> a round's cost over a plain step
+PriceOf = Callable[[BoundDrafter], arms.Price]
 
 
 class _Sources(NamedTuple):
@@ -32,7 +33,7 @@ class _Sources(NamedTuple):
     target: api.Model
     draft: api.Model | None
     column: str
-    cost_of: CostOf | None
+    price_of: PriceOf | None
 
     def model(self) -> api.Model:
         if self.draft is None:
@@ -51,11 +52,23 @@ class _Sources(NamedTuple):
             "train some with `python -m experiments.train_heads`"
         )
 
-    def adaptive(self, *lengths: int) -> BoundDrafter:
-        if self.cost_of is None:
+    def adaptive(self, kind: "_Kind", numbers: list[int]) -> BoundDrafter | None:
+        """Chains of the lengths `numbers`, or a tree of that shape, as prices allow; None: the target alone.
+
+        One row drafts as its own history says. Rows of a batch all pay for the longest draft and wait for
+        the slowest, which no row can know: of what brought more than it cost on a first batch, they get the
+        best.
+        """
+        if self.price_of is None:
             raise ValueError(f"--num_draft={self.column}: costs are not measured here; give one length")
-        drafter = drafters.from_model(self.model(), max(lengths))
-        return controller.adaptive(drafter, {k: self.cost_of(k) for k in lengths})
+        is_one = kind.is_tree or len(numbers) == kind.num_sizes
+        made = [kind.make(self, *sizes) for sizes in ([numbers] if is_one else [[k] for k in numbers])]
+        prices = [(drafter, self.price_of(drafter)) for drafter in made]
+        if prices[0][1].num_rows > 1:
+            best, price = max(prices, key=lambda pair: pair[1].gain / pair[1].cost)
+            return best if price.gain > price.cost else None
+        costs = {drafter.drafter.num_draft: price.cost for drafter, price in prices}
+        return controller.adaptive(max(made, key=lambda one: one.drafter.num_draft), costs)
 
     def staged(self, num_draft: int, num_copied: int) -> BoundDrafter:
         inner = drafters.prompt_lookup(num_copied)
@@ -69,13 +82,13 @@ class _Kind(NamedTuple):
     is_tree: bool = False
     all_alike: bool = True  # every round drafts as much as every other
     needs_draft: bool = True
+    num_sizes: int = 1  # numbers of a chain
 
 
 _KINDS = {
     "chain": _Kind(lambda s, k: drafters.from_model(s.model(), k)),
     "tree": _Kind(lambda s, *branching: drafters.tree_from_model(s.model(), branching), is_tree=True),
-    "adaptive": _Kind(lambda s, *lengths: s.adaptive(*lengths), all_alike=False),
-    "staged": _Kind(lambda s, k, copied: s.staged(k, copied), all_alike=False),
+    "staged": _Kind(lambda s, k, copied: s.staged(k, copied), all_alike=False, num_sizes=2),
     "int8": _Kind(lambda s, k: drafters.from_model(api.int8(s.target), k), needs_draft=False),
     "lookup": _Kind(lambda s, k: drafters.prompt_lookup(k), all_alike=False, needs_draft=False),
     "lookahead": _Kind(lambda s, *sizes: drafters.lookahead(*sizes), is_tree=True, needs_draft=False),
@@ -90,10 +103,12 @@ _KINDS = {
 }
 
 
+_ADAPTIVE = "adaptive"
+
+
 def _parse(column: str) -> tuple[_Kind, list[int]]:
-    name, colon, numbers = column.rpartition(":")
-    if not colon:
-        name = "tree" if "x" in column else "chain"
+    name, _, numbers = column.rpartition(":")
+    name = name.removeprefix(_ADAPTIVE).removeprefix("+") or ("tree" if "x" in numbers else "chain")
     try:
         return _KINDS[name], [int(part) for part in numbers.replace("x", "-").split("-")]
     except (KeyError, ValueError) as error:
@@ -115,16 +130,22 @@ def need_no_draft() -> bool:
 
 def all_alike(column: str) -> bool:
     """Whether every round drafts as much as every other, so that the parts of one stand for all."""
-    return _parse(column)[0].all_alike
+    return _parse(column)[0].all_alike and not column.startswith(_ADAPTIVE)
 
 
 def has_alpha(column: str, sampled: bool) -> bool:
-    """Whether alpha means anything there: for chains under the token-wise rule."""
-    return not _parse(column)[0].is_tree and (not sampled or options.rule() is acceptance.speculative)
+    """Whether alpha means anything there: for chains under the token-wise rule that are sure to draft."""
+    return (
+        not column.startswith(_ADAPTIVE)
+        and not _parse(column)[0].is_tree
+        and (not sampled or options.rule() is acceptance.speculative)
+    )
 
 
-def settings(drafter: BoundDrafter) -> dict[str, Any]:
+def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
     """What a row should say about a drafter: its size, and the costs that an adaptive one goes by."""
+    if drafter is None:
+        return {"costs": "more than it brings: the target alone"}
     has_heads = isinstance(drafter.params, dict) and "heads" in drafter.params
     arrays = jax.tree.leaves(drafter.params["heads"] if has_heads else drafter.params)
     found: dict[str, Any] = {
@@ -138,21 +159,24 @@ def settings(drafter: BoundDrafter) -> dict[str, Any]:
 
 
 def drafter(
-    target: api.Model, draft: api.Model | None, column: str, cost_of: CostOf | None = None
-) -> BoundDrafter:
-    """The drafter of one column; see --num_draft.
+    target: api.Model, draft: api.Model | None, column: str, price_of: PriceOf | None = None
+) -> BoundDrafter | None:
+    """The drafter of one column; see --num_draft. None: an adaptive one that does not pay for a batch.
 
     Args:
       target: whose heads, or whose own weights, draft.
       draft: the model; None where a column needs none.
       column: one of --num_draft.
-      cost_of: called for each length of an adaptive one.
+      price_of: called for each length of an adaptive one.
 
     Raises:
       ValueError: it is none that there is, or what it is made of is missing.
     """
     kind, numbers = _parse(column)
     try:
-        return kind.make(_Sources(target, draft, column, cost_of), *numbers)
+        sources = _Sources(target, draft, column, price_of)
+        if column.startswith(_ADAPTIVE):
+            return sources.adaptive(kind, numbers)
+        return kind.make(sources, *numbers)
     except TypeError as error:
         raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error

@@ -10,8 +10,6 @@ the test split, and the best arm is exported.
 """
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +23,7 @@ from rich.console import Console
 
 import specjax
 from experiments import arms as arms_lib
-from experiments import progress, results, tasks
+from experiments import outputs, results, tasks
 from specjax import api, data
 from specjax.models import convert, t5
 from specjax.sampling import Sampling
@@ -95,24 +93,10 @@ def generated_pairs(
     temperature: float,
 ) -> list[data.Pair]:  # fmt: skip
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
-    path = pathlib.Path(_OUTPUT.value) / f"{name}.json"
-    sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
-    key = {"target": _TARGET.value, "temperature": temperature, "seed": _SEED.value, "sources": sources}
-    key["max_new_tokens"] = max_new_tokens()
-    if path.exists():
-        document = json.loads(path.read_text())
-        if document["key"] == key:
-            return [data.Pair(p.source, ids) for p, ids in zip(pairs, document["ids"], strict=True)]
-    label = f"the target's outputs, {name}"
-    made = distillation.generate_targets(
-        target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-        max_new_tokens=max_new_tokens(), num_ids=api.num_ids(target),
-        drafter=specjax.drafters.from_model(draft, 3),
-        track=lambda firsts: progress.track(firsts, len(firsts), label, console),
+    return outputs.said(
+        console, target, _TARGET.value, pairs, pathlib.Path(_OUTPUT.value) / f"{name}.json",
+        temperature=temperature, seed=_SEED.value, drafter=specjax.drafters.from_model(draft, 3),
     )  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(path, json.dumps({"key": key, "ids": [pair.target for pair in made]}))
-    return made
 
 
 def evaluation_batches(

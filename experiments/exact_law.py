@@ -20,6 +20,7 @@ import numpy as np
 from specjax import acceptance, rounds, sampling
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
+from specjax.controller import AdaptiveDrafter
 from specjax.drafters.eagle import EagleTreeDrafter
 from specjax.drafters.lookahead import LookaheadDrafter
 from specjax.drafters.medusa import MedusaDrafter
@@ -169,6 +170,8 @@ def round_script(drafter: Drafter | None, vocab_size: int) -> dict[int, np.ndarr
 
 def _stream_sizes(drafter: Drafter | None, vocab_size: int) -> dict[int, int]:
     """Each stream of a round and how many outcomes it has."""
+    if isinstance(drafter, AdaptiveDrafter):
+        return _stream_sizes(drafter.inner, vocab_size)
     num_draft = 0 if drafter is None else drafter.num_draft
     sizes = {int(Stream.ACCEPT.at(i)): 2 for i in range(num_draft)} | {int(Stream.NEXT.at(0)): vocab_size}
     if isinstance(drafter, StagedDrafter):  # at most K inner rounds, whose streams are drafts outside

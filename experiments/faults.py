@@ -251,10 +251,41 @@ def adjust_skips(option: str) -> Callable:
 def confidence_of_the_token(put):
     """A row stops where the token drawn, and not q at its best, is unlikely."""
 
-    def fault(self, draft, logits, context, draws, position):
-        drawn, _ = put(self, draft, logits, context, draws, position)
+    def fault(draft, logits, context, draws, position):
+        drawn, _ = put(draft, logits, context, draws, position)
         q = jax.nn.softmax(logits[:, 0])
         return drawn, jnp.take_along_axis(q, drawn.tokens[:, position][:, None], axis=1)[:, 0]
+
+    return fault
+
+
+def q_of_the_step_before(put):
+    """The q that is kept beside a draft is that of the one before it."""
+
+    def fault(draft, logits, context, draws, position):
+        drawn, confidence = put(draft, logits, context, draws, position)
+        before = drawn.probs[:, max(int(position) - 1, 0)]
+        return drawn.replace(probs=drawn.probs.at[:, position].set(before)), confidence
+
+    return fault
+
+
+def soft_q_of_heads(propose):
+    """Medusa's children, which were not drawn, are judged by the head's distribution."""
+
+    def fault(self, params, state, context, draws):
+        draft, state = propose(self, params, state, context, draws)
+        return draft.replace(probs=jax.nn.softmax(self.network.ahead(params, state.feature)[:, :1])), state
+
+    return fault
+
+
+def q_of_another_token(commit):
+    """A staged draft is judged by what its model said of the token after it."""
+
+    def fault(self, params, state, round):
+        shifted = jnp.roll(round.target_probs, -1, axis=1)
+        return commit(self, params, state, round._replace(target_probs=shifted))
 
     return fault
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, columns, measure, options, results
+from experiments import arms, columns, measure, options, results, round_trace
 from experiments import rows as rows_lib
 from specjax import api, data, decode, sampling
 from specjax.drafters import BoundDrafter
@@ -43,6 +43,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.")
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.")
 _SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
+_ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn; rounds.html in --output.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
 
 
@@ -99,6 +100,16 @@ def show_rows(
         console.print(f"... and {len(sources) - _SHOW.value} more")
 
 
+def show_rounds(
+    console: Console, target: api.Model, drafter: BoundDrafter, sources: Sequence[str], temperature: float
+) -> None:
+    """Draws the rounds of the first --show_rounds sources."""
+    requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
+    path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if _OUTPUT.value else None
+    sampled = temperature >= sampling.GREEDY_BELOW
+    round_trace.show(console, target.tokenizer, requests, sampled, path)
+
+
 def references() -> list[str] | None:
     """--references, or nothing."""
     return data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value] if _REFERENCES.value else None
@@ -113,9 +124,9 @@ def compare(
     plain_batches = build(target, None, sources, temperature)
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     rows = []
-    first = lambda drafter: build(target, drafter, sources[:1], temperature)  # noqa: E731
+    first = lambda drafter: build(target, drafter, sources[: _BATCH_SIZE.value], temperature)  # noqa: E731
     for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.cost_of(first, draft, sampled, console))
+        drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
         batches = build(target, drafter, sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
         texts = api.to_output(target.tokenizer, spec).texts
@@ -124,6 +135,8 @@ def compare(
             references(), has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
             num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
         )  # fmt: skip
+        if _ROUNDS.value and not rows and drafter is not None:
+            show_rounds(console, target, drafter, sources, temperature)
         if not sampled and not rows:
             show_rows(console, sources, texts, spec, {d.row for d in differing})
         for d in differing:

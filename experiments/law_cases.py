@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,9 @@ class Case:
       is_tree: whether a chain is drafted as a tree.
       with_replacement: how siblings are drawn.
       deterministic: argmax (top-k) drafts, whose q is one-hot.
-      kind: what drafts: "model"; "lookup" (copies); "adaptive" (a model, rows draft 0 to K tokens as their
-        history says); "staged" (a model, for which another drafts); "medusa", "eagle", "eagle_tree",
-        "one_pass", "lookahead".
+      kind: what drafts: "model"; "lookup" (copies); "staged" (a model, for which another drafts); "medusa",
+        "eagle", "eagle_tree", "one_pass", "lookahead".
+      adaptive: whether rows draft 0 to K tokens, or a tree or none, as their history says.
       min_confidence: of an adaptive one.
       draft_vocab_size: where the draft's vocabulary is padded to another size.
       num_tokens: length of the sequences whose law is compared.
@@ -56,6 +57,7 @@ class Case:
     with_replacement: bool = False
     deterministic: bool = False
     kind: str = "model"
+    adaptive: bool = False
     min_confidence: float = 0.0
     num_tokens: int = 4
     prefix: tuple[int, ...] = (0,)
@@ -81,14 +83,16 @@ class Case:
             "lookahead": lambda: LookaheadDrafter(num_draft, ngram=3, num_candidates=1, pool_size=3),
             "staged": lambda: StagedDrafter(network, num_draft, ModelDrafter(network, 1), rounds),
         }
-        if self.kind in others:
-            return others[self.kind]()
-        drafter: Drafter = ModelDrafter(network, num_draft)
-        if self.kind == "adaptive":  # with these numbers every length occurs
-            lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
-            return AdaptiveDrafter(drafter, lengths, costs, self.min_confidence, 0.5, 0.6, 0.5)
+        drafter: Any = ModelDrafter(network, num_draft)
         if self.is_tree or set(self.branching) != {1}:
             drafter = ModelTreeDrafter(network, self.branching, self.with_replacement)
+        if self.kind in others:
+            drafter = others[self.kind]()
+        if self.adaptive:  # with these numbers every length occurs
+            lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
+            if drafter.max_depth < drafter.num_draft:
+                lengths, costs = (0, drafter.num_draft), (1.0, 1.5)
+            return AdaptiveDrafter(drafter, lengths, costs, self.min_confidence, 0.5, 0.6, 0.5)
         return exact_law.ArgmaxDrafter(drafter) if self.deterministic else drafter
 
     def program(self) -> rounds.Program:
@@ -195,8 +199,11 @@ OTHERS: dict[str, Case] = {
         kind="lookup", options=Sampling(repetition_penalty=1.7), prefix=(0, 2)
     ),
     "2 copies, some of ids that do not exist": Case(kind="lookup", num_ids=2, vocab_size=3),
-    "0 to 2 drafts by history": Case(kind="adaptive", eos_ids=(2,), num_tokens=5),
-    "0 to 2 drafts by history and confidence": Case(kind="adaptive", min_confidence=0.45),
+    "0 to 2 drafts by history": Case(adaptive=True, eos_ids=(2,), num_tokens=5),
+    "0 to 2 drafts by history and confidence": Case(adaptive=True, min_confidence=0.45),
+    "0 to 2 of an EAGLE layer": Case(kind="eagle", adaptive=True, num_tokens=5),
+    "0 to 2 in one pass": Case(kind="one_pass", adaptive=True, num_tokens=5),
+    "0 or 2 staged": Case(kind="staged", adaptive=True, vocab_size=2, num_tokens=5),
     "2 of an EAGLE layer": Case(kind="eagle", eos_ids=(2,)),
     "2 of an EAGLE layer, prefix": Case(kind="eagle", prefix=(0, 2)),
     "2 in one pass": Case(kind="one_pass", eos_ids=(2,)),
@@ -209,6 +216,9 @@ OTHERS: dict[str, Case] = {
     ),
 }
 TREES_OF_OTHERS: dict[str, Case] = {
+    "a model's 2x1 or none": Case(branching=(2, 1), adaptive=True, vocab_size=2, num_tokens=5),
+    "Medusa 2x1 or none": Case(kind="medusa", branching=(2, 1), adaptive=True, num_tokens=5),
+    "EAGLE-2, 3 nodes or none": Case(kind="eagle_tree", branching=(1, 1, 1), adaptive=True, num_tokens=5),
     "Medusa 2x1": Case(kind="medusa", branching=(2, 1), eos_ids=(2,)),
     "Medusa 2, padded vocabulary": Case(kind="medusa", branching=(2,), vocab_size=4, num_ids=3),
     "EAGLE-2, 3 nodes": Case(kind="eagle_tree", branching=(1, 1, 1), eos_ids=(2,)),

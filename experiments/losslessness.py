@@ -78,6 +78,7 @@ def drawn_rows(
     rows = []
     for rule, drafted, sampling in tests:
         drafter = columns.drafter(pair.target, pair.draft, drafted)
+        assert drafter is not None
         words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
         num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)

@@ -23,7 +23,9 @@ import numpy as np
 from experiments import faults
 from experiments.law_cases import Case
 from specjax import acceptance, cache, draws, rounds, sampling, tree
-from specjax.drafters import model, model_tree
+from specjax.drafters import chain, model, model_tree
+from specjax.drafters.medusa import MedusaDrafter
+from specjax.drafters.staged import _Recorder
 from specjax.sampling import Sampling
 from specjax.types import Context
 
@@ -34,7 +36,11 @@ WITHOUT = Case(branching=(2,))
 DEEP = Case(branching=(1, 2), num_tokens=4)
 TOP_CHILDREN = Case(branching=(2,), deterministic=True)
 COPIES = Case(kind="lookup")
-UNSURE = Case(kind="adaptive", min_confidence=0.45)
+UNSURE = Case(adaptive=True, min_confidence=0.45)
+EAGLE = Case(kind="eagle")
+ONE_PASS = Case(kind="one_pass")
+MEDUSA = Case(kind="medusa", branching=(2,))
+STAGED = Case(kind="staged", vocab_size=2)
 TWIN = Case()
 GREEDY = Case(num_tokens=8, dtype=np.float32)
 GREEDY_TREE = dataclasses.replace(GREEDY, branching=(2, 2))
@@ -107,7 +113,11 @@ BUGS: dict[str, Bug] = {
     "argmax_proposal_with_soft_q": Bug(model.ModelDrafter, "propose", faults.argmax_proposal),
     "q_without_temperature": Bug(model.ModelDrafter, "propose", faults.q_without_temperature),
     "unsure_tokens_dropped": Bug(model.ModelDrafter, "propose", faults.drops_unsure_tokens),
-    "unsure_tokens_thrown_away": Bug(model.ModelDrafter, "_put", faults.confidence_of_the_token, case=UNSURE),
+    "unsure_tokens_thrown_away": Bug(chain, "put", faults.confidence_of_the_token, case=UNSURE),
+    "eagle_q_of_the_step_before": Bug(chain, "put", faults.q_of_the_step_before, case=EAGLE),
+    "one_pass_q_of_the_step_before": Bug(chain, "put", faults.q_of_the_step_before, case=ONE_PASS),
+    "medusa_with_soft_q": Bug(MedusaDrafter, "propose", faults.soft_q_of_heads, case=MEDUSA),
+    "staged_q_of_another_token": Bug(_Recorder, "commit", faults.q_of_another_token, case=STAGED),
     "copies_kept": Bug(
         acceptance, "leading_run", faults.by(lambda accepted, num_drafted: num_drafted), case=COPIES
     ),

@@ -125,10 +125,10 @@ def compare(
         "rule": options.rule_name(), "dtype": target.config.dtype, "seed": _SEED.value,
         **describe(target, plain_batches, plain),
     }  # fmt: skip
-    first = lambda drafter: build(sources=sources[:1], drafter=drafter)  # noqa: E731
+    first = lambda drafter: build(sources=sources[:batch_size], drafter=drafter)  # noqa: E731
     rows = []
     for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.cost_of(first, draft, sampled, console))
+        drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
         batches = build(drafter=drafter)
         generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
         row, _ = rows_lib.compare(
@@ -141,7 +141,7 @@ def compare(
             row["predicted_speedup_iid"] = float(
                 analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
             )
-        name = pair.draft if drafter.tokenizer is not None else "none"
+        name = pair.draft if drafter is not None and drafter.tokenizer is not None else "none"
         rows.append(shared | {"draft": name, "num_draft": column} | columns.settings(drafter) | row)
     return rows
 

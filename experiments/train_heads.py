@@ -19,11 +19,11 @@ from absl import app, flags, logging
 from rich.console import Console
 
 import specjax
-from experiments import progress, tasks
+from experiments import outputs, tasks
 from specjax import api, data, sharding
 from specjax.models import heads as heads_lib
 from specjax.models import heads_io
-from specjax.training import checkpoints, distillation, heads, loop
+from specjax.training import checkpoints, heads, loop
 from specjax.training.optimization import Optimization
 from specjax.training.state import abstract_state, init_state
 
@@ -51,19 +51,19 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
 _REPORT = flags.DEFINE_integer("report_every", 250, "Steps between reports.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints.")
+_TEXTS = flags.DEFINE_string("texts", None, "Where the target's outputs are kept; None: in --output.")
 _EXPORT = flags.DEFINE_string("export", None, "Directory for the heads.")
 
 
-def outputs(console: Console, target: api.Model, split: str, count: int) -> list[data.Pair]:
+def texts(console: Console, target: api.Model, split: str, count: int) -> list[data.Pair]:
     """Sources of a split with what the target says to them, sampled and greedily."""
     pairs = tasks.tokenize(tasks.read(split, count), target.tokenizer)
+    folder = pathlib.Path(_TEXTS.value or _OUTPUT.value)
     made: list[data.Pair] = []
     for temperature in (1.0, 0.0):
-        label = f"the target's outputs, {split}, temperature {temperature:g}"
-        made += distillation.generate_targets(
-            target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-            max_new_tokens=tasks.shapes()[-1][1], num_ids=api.num_ids(target),
-            track=lambda firsts, label=label: progress.track(firsts, len(firsts), label, console),
+        made += outputs.said(
+            console, target, _TARGET.value, pairs, folder / f"{split}_t{temperature:g}.json",
+            temperature=temperature, seed=_SEED.value,
         )  # fmt: skip
     return made
 
@@ -103,12 +103,12 @@ def main(argv: list[str]) -> None:
     saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
     with console.status("loading"):
         target = specjax.load(_TARGET.value, "float32")
-    pairs = outputs(console, target, _SPLITS.value[0], _NUM_SEQUENCES.value)
+    pairs = texts(console, target, _SPLITS.value[0], _NUM_SEQUENCES.value)
     config = read_config(target, pairs)
     network = heads_lib.HeadsNetwork(config, target.config)
     frozen, num_ids = network.frozen(target.params), api.num_ids(target)
     teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
-    held_out = outputs(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
+    held_out = texts(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
     held_out = [b for b in taught(iter(data.evaluation_batches(held_out, 64, tasks.shapes())), teacher)]
     agreement = heads.make_agreement(network, frozen)
     params = heads_io.init(network, target.params, _SEED.value)

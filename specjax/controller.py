@@ -21,10 +21,13 @@ from specjax.types import Context, Draft, Draws, Params, Round
 
 
 class AdaptableDrafter(Protocol):
-    """A drafter of chains that can be told how many tokens each row wants. See `types.Drafter`."""
+    """A drafter that can be told how many tokens each row wants (of a tree: all or none)."""
 
     @property
     def num_draft(self) -> int: ...
+
+    @property
+    def max_depth(self) -> int: ...
 
     def init(self, params: Params, context: Context, prefix_width: int) -> Any: ...
 
@@ -41,7 +44,7 @@ class AdaptiveState(struct.PyTreeNode):
 
     Attributes:
       inner: of the drafter.
-      accepted, tested: `[B] float32`, drafts, older ones counting less.
+      accepted, tested: `[B] float32`, drafts, older ones counting less; of trees `tested` is how many.
     """
 
     inner: Any
@@ -57,6 +60,9 @@ class AdaptiveDrafter:
     round that has passed since, and from `prior_weight` imaginary drafts accepted at `prior_alpha`: so a
     row that has stopped drafting tries again after a while. The length is the K of `lengths` with the
     largest (1 - alpha^(K+1)) / (1 - alpha) / cost. A batch runs the longest that a row asks for.
+
+    A tree is drafted whole or not at all: while 1 + its mean number of accepted drafts, beginning with what
+    a chain as deep would have at `prior_alpha`, is above its cost.
 
     Attributes:
       inner: what drafts.
@@ -91,8 +97,13 @@ class AdaptiveDrafter:
 
     @property
     def max_depth(self) -> int:
-        """K."""
-        return self.num_draft
+        """K; of a tree its depth."""
+        return self.inner.max_depth
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the inner drafter drafts trees that are wider than a chain."""
+        return self.inner.max_depth < self.num_draft
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -116,6 +127,10 @@ class AdaptiveDrafter:
 
     def wanted(self, state: AdaptiveState) -> jax.Array:
         """`[B]`, the length that pays best for each row."""
+        if self.is_tree:
+            prior = sum(self.prior_alpha**depth for depth in range(1, self.max_depth + 1))
+            mean = (state.accepted + self.prior_weight * prior) / (state.tested + self.prior_weight)
+            return jnp.where(1 + mean > self.costs[-1], self.num_draft, 0).astype(jnp.int32)
         alpha = state.accepted + self.prior_weight * self.prior_alpha
         alpha = jnp.minimum(alpha / (state.tested + self.prior_weight), 0.99)[:, None]
         lengths = np.array(self.lengths, np.float32)
@@ -126,7 +141,8 @@ class AdaptiveDrafter:
     def commit(self, params: Params, state: AdaptiveState, round: Round) -> AdaptiveState:
         """Adds the round to each row's history."""
         accepted = jnp.minimum(round.verdict.num_accepted, round.draft.num_drafted)
-        tested = jnp.minimum(round.verdict.num_accepted + 1, round.draft.num_drafted)
+        most = jnp.minimum(1, round.draft.num_drafted) if self.is_tree else round.draft.num_drafted
+        tested = jnp.minimum(round.verdict.num_accepted + 1, most)
         return AdaptiveState(
             self.inner.commit(params, state.inner, round),
             self.decay * state.accepted + accepted,
@@ -137,26 +153,28 @@ class AdaptiveDrafter:
 def adaptive(
     drafter: BoundDrafter, costs: Mapping[int, float], *, min_confidence: float = 0.0
 ) -> BoundDrafter:
-    """A drafter of chains that drafts as much as pays for each row; see `AdaptiveDrafter`.
+    """A drafter that drafts as much as pays for each row; see `AdaptiveDrafter`.
 
     Args:
-      drafter: such as `drafters.from_model(draft, 8)` or `drafters.prompt_lookup(8)`.
+      drafter: such as `drafters.from_model(draft, 8)` or `drafters.eagle_tree(heads)`.
       costs: K -> cost of a round that drafts K tokens, over a plain step; the largest K is the
-        drafter's own. 0 (a plain step) is added at cost 1.
+        drafter's own, and of a tree the only one. 0 (a plain step) is added at cost 1.
       min_confidence: see the class.
 
     Raises:
-      ValueError: a drafter of trees; costs that do not fit the drafter or are not positive.
+      ValueError: a drafter that cannot; costs that do not fit the drafter or are not positive.
     """
     inner: Any = drafter.drafter
     if not hasattr(inner, "propose_up_to"):
-        raise ValueError(f"{type(inner).__name__} cannot adapt its length: give a drafter of chains")
+        raise ValueError(f"{type(inner).__name__} cannot adapt its length: give another drafter")
     table = {0: 1.0, **costs}
     lengths = tuple(sorted(table))
     if lengths[-1] != inner.num_draft or lengths[0] < 0:
         raise ValueError(
             f"costs={dict(costs)}: the largest K must be the drafter's num_draft={inner.num_draft}"
         )
+    if inner.max_depth < inner.num_draft and len(table) != 2:
+        raise ValueError(f"costs={dict(costs)}: a tree is drafted whole, so give {inner.num_draft} alone")
     if not all(cost > 0 for cost in table.values()):
         raise ValueError(f"costs={dict(costs)}: must be above 0, in units of a plain step")
     if min_confidence and not hasattr(inner, "network"):

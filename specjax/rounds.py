@@ -225,10 +225,10 @@ def _judge(
     draws: Any,
 ) -> _Judged:
     """One target call on the last token and the first `width` drafts, and the rule's verdict."""
-    num_draft = draft.tokens.shape[1]
-    if width < num_draft:
+    num_draft, max_depth, is_tree = draft.tokens.shape[1], draft.max_depth, draft.tree is not None
+    if width < num_draft:  # of a tree only to none
         probs = None if draft.probs is None else draft.probs[:, :width]
-        draft = draft.replace(tokens=draft.tokens[:, :width], probs=probs)
+        draft = draft.replace(tokens=draft.tokens[:, :width], probs=probs, tree=None)
     root = context.length - 1
     last = jnp.take_along_axis(context.tokens, root[:, None], axis=1)
     layout = None if draft.tree is None else tree_lib.layout(draft.tree, root, program.num_slots)
@@ -239,13 +239,16 @@ def _judge(
     emitted = _emitted(draft, verdict)
     log_probs, finite = _log_probs(logits, target_probs, emitted, verdict)
 
-    def widen(array: jax.Array, mode: str = "constant") -> jax.Array:
-        return jnp.pad(array, [(0, 0), (0, num_draft - width)] + [(0, 0)] * (array.ndim - 2), mode)
+    def widen(array: jax.Array, size: int, mode: str = "constant") -> jax.Array:
+        missing = size - array.shape[1]
+        return jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), mode)
 
     if width < num_draft:
-        emitted, log_probs, finite = (widen(x, "edge") for x in (emitted, log_probs, finite))
-        logits, features = widen(logits), widen(features)
-        target_probs = None if target_probs is None else widen(target_probs)
+        emitted, log_probs, finite = (widen(x, max_depth + 1, "edge") for x in (emitted, log_probs, finite))
+        logits, features = (widen(x, num_draft + 1) for x in (logits, features))
+        target_probs = None if target_probs is None else widen(target_probs, num_draft + 1)
+        if is_tree:
+            verdict = verdict._replace(path=jnp.zeros((len(root), max_depth), jnp.int32))
     return _Judged(verdict, emitted, log_probs, finite, logits, features, target_probs, cache)
 
 

@@ -227,8 +227,8 @@ class Drafter(Protocol):
 
     Its arrays arrive as params. `draws` is None in the greedy program: propose argmax ids.
 
-    One of chains may have `widths`, a growing tuple that ends with `num_draft`: a target call takes only
-    as many drafts as the first of them that holds all that were proposed. Static.
+    One may have `widths`, a growing tuple that ends with `num_draft`: a target call takes only as many
+    drafts as the first of them that holds all that were proposed. Of trees it is (0, `num_draft`). Static.
     """
 
     @property

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import acceptance, controller, decode, drafters
+from experiments.toy_heads import ToyHeads
+from specjax import acceptance, controller, decode, drafters, rounds
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from specjax.drafters.staged import StagedParams
 from specjax.sampling import Sampling
 
 V = 5
@@ -42,16 +44,36 @@ def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
     assert per_round[0].max() < 1 and per_round[1].min() > 3
 
 
+def adapted(drafter, params, costs):
+    return controller.adaptive(drafters.BoundDrafter(drafter, params), costs)
+
+
+HEADS, CHAIN_COSTS = ToyHeads(V, num_steps=4), {1: 1.3, 4: 2.2}
+ADAPTED = {
+    "model": adapted(ModelDrafter(NETWORK, 4), DRAFT, CHAIN_COSTS),
+    "eagle": adapted(drafters.EagleDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
+    "one_pass": adapted(drafters.OnePassDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
+    "staged": adapted(
+        drafters.StagedDrafter(NETWORK, 4, ModelDrafter(NETWORK, 1), rounds), StagedParams(DRAFT, TARGET),
+        CHAIN_COSTS,
+    ),
+    "model tree": adapted(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT, {4: 1.5}),
+    "medusa": adapted(drafters.MedusaDrafter(HEADS, (2, 1)), DRAFT, {4: 1.5}),
+    "eagle tree": adapted(drafters.EagleTreeDrafter(HEADS, 4, 2, 2), DRAFT, {4: 1.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature):
+def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature, name):
     """Rows fall behind in rounds without a draft and catch up later, alone or beside others."""
-    drafter = bound(DRAFT, {1: 1.3, 4: 2.2})
+    drafter, params, _ = ADAPTED[name]
     sampling = Sampling(temperature=temperature)
-    together = run(drafter, DRAFT, sampling=sampling)
+    together = run(drafter, params, sampling=sampling)
     lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
     assert len(set(lengths.tolist())) > 1
-    for row in range(6):
-        alone = run(drafter, DRAFT, slice(row, row + 1), sampling=sampling)
+    for row in (0, 3):
+        alone = run(drafter, params, slice(row, row + 1), sampling=sampling)
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
         assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
     if temperature == 0:
@@ -107,6 +129,20 @@ def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
     assert float(stats.alpha.min()) == 1
 
 
+TREE = drafters.BoundDrafter(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT)
+
+
+def test_trees_are_drafted_whole_or_not_at_all():
+    plain = run(None, None)
+    for cost, drafts in ((1.5, True), (99.0, False)):
+        done = run(controller.adaptive(TREE, {4: cost}).drafter, DRAFT)
+        np.testing.assert_array_equal(done.tokens, plain.tokens)
+        assert bool(done.stats.num_drafted.sum() > 0) == drafts
+    off = dataclasses.replace(controller.adaptive(TREE, {4: 2.5}).drafter, prior_alpha=0.99, decay=1.0)
+    rows = run(off, DRAFT).stats
+    assert (rows.num_drafted > 0).all() and (rows.num_drafted < 4 * rows.num_rounds).any()  # some gave up
+
+
 def test_copies_adapt_too():
     lookup = controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}).drafter
     assert isinstance(lookup.inner, PromptLookupDrafter)
@@ -116,9 +152,10 @@ def test_copies_adapt_too():
 
 
 def test_what_cannot_adapt_is_refused():
-    tree = drafters.BoundDrafter(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT)
-    with pytest.raises(ValueError, match="ModelTreeDrafter cannot adapt its length"):
-        controller.adaptive(tree, {4: 2.0})
+    with pytest.raises(ValueError, match="LookaheadDrafter cannot adapt its length"):
+        controller.adaptive(drafters.lookahead(), {21: 2.0})
+    with pytest.raises(ValueError, match="a tree is drafted whole, so give 4 alone"):
+        controller.adaptive(TREE, {2: 1.5, 4: 2.0})
     with pytest.raises(ValueError, match="the largest K must be the drafter's num_draft=4"):
         bound(DRAFT, {3: 1.5})
     with pytest.raises(ValueError, match="must be above 0"):

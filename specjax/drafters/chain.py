@@ -12,7 +12,11 @@ from specjax.types import Context, Draft, Draws
 
 
 def empty(
-    context: Context, logits: jax.Array, draws: Draws | None, num_draft: int, num_drafted: int
+    context: Context,
+    logits: jax.Array | jax.ShapeDtypeStruct,
+    draws: Draws | None,
+    num_draft: int,
+    num_drafted: int,
 ) -> Draft:
     """A draft of K tokens to be filled; q is kept only where something is drawn from it.
 

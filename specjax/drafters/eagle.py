@@ -5,6 +5,7 @@ drafts, D depth, k nodes that a level expands, T cache slots, W width of the net
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,25 +49,49 @@ class EagleDrafter:
         self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
     ) -> tuple[Draft, pairs.PairState]:
         """One call on the new pairs, and K - 1 steps."""
-        hidden, state = pairs.feed(self.network, params, state, context)
-        logits = self.network.head(params, hidden)
-        draft = chain.empty(context, logits, draws, self.num_draft, self.num_draft)
-        draft, _ = chain.put(draft, logits, context, draws, 0)
+        return self._run(params, context, draws, state, jnp.full_like(context.length, self.num_draft))
 
-        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
-            draft, hidden, cache = carry
+    def propose_up_to(
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        """As many steps as some row still has use for; none where no row wants any. See `ModelDrafter`."""
+        run = lambda state: self._run(params, context, draws, state, wanted, min_confidence)  # noqa: E731
+        feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
+        like = pairs.logits_like(self.network, params, state)
+        nothing = chain.empty(context, like, draws, self.num_draft, 0)
+        return pairs.draft_if_wanted(run, feed_only, nothing, state, wanted)
+
+    def _run(
+        self, params: Params, context: Context, draws: Draws | None, state: pairs.PairState,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        hidden, state, ready = pairs.feed(self.network, params, state, context)
+        wanted = jnp.where(ready, wanted, 0)
+
+        def put(draft: Draft, hidden: jax.Array, going: jax.Array, position: Any) -> tuple[Draft, jax.Array]:
+            logits = self.network.head(params, hidden)
+            drawn, confidence = chain.put(draft, logits, context, draws, position)
+            going = going & (position < wanted)
+            if min_confidence:
+                going &= confidence >= min_confidence
+            return drawn.replace(num_drafted=draft.num_drafted + going), going
+
+        def step(carry: tuple) -> tuple:
+            position, draft, hidden, going, cache = carry
             token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
             layout = tree_lib.chain_layout(cache.length, 1, cache.num_slots)
             hidden, cache = self.network.decode(params, cache, hidden, token, layout)
-            draft, _ = chain.put(draft, self.network.head(params, hidden), context, draws, position)
-            return (draft, hidden, cache), None
+            draft, going = put(draft, hidden, going, position)
+            return position + 1, draft, hidden, going, cache
 
-        cache = state.cache
-        if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
-            positions = jnp.arange(1, self.num_draft)
-            (draft, _, cache), _ = jax.lax.scan(step, (draft, hidden, cache), positions)
-        state = state.replace(cache=cache_lib.rollback(cache, state.cache.length))
-        return pairs.drafted_by_those_with_pairs(draft, state), state
+        like = pairs.logits_like(self.network, params, state)
+        empty = chain.empty(context, like, draws, self.num_draft, 0)
+        draft, going = put(empty, hidden, jnp.ones_like(ready), 0)
+        carry = (jnp.asarray(1, jnp.int32), draft, hidden, going, state.cache)
+        more = lambda carry: (carry[0] < self.num_draft) & (carry[3] & (carry[0] < wanted)).any()  # noqa: E731
+        _, draft, _, _, cache = jax.lax.while_loop(more, step, carry)
+        return draft, state.replace(cache=cache_lib.rollback(cache, state.cache.length))
 
     def commit(self, params: Params, state: pairs.PairState, round: Round) -> pairs.PairState:
         """Keeps the pairs that the round added."""
@@ -112,13 +137,32 @@ class EagleTreeDrafter:
         num_slots = self.max_depth * self.num_expanded
         return pairs.init(self.network, params, context, num_slots, self.max_depth)
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A round in which no row drafts is a plain step."""
+        return (0, self.num_draft)
+
     def propose(
         self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
     ) -> tuple[Draft, pairs.PairState]:
         """One call on the new pairs, and one a level below the first."""
         del draws
+        return self._run(params, context, state)
+
+    def propose_up_to(
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        """The same for rows that want a tree; none, and no call, where no row does."""
+        del draws, min_confidence
+        run = lambda state: self._run(params, context, state)  # noqa: E731
+        feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state)[0])
+        return pairs.draft_if_wanted(run, feed_only, nothing, state, wanted)
+
+    def _run(self, params: Params, context: Context, state: pairs.PairState) -> tuple[Draft, pairs.PairState]:
         width, num_rows = self.num_expanded, len(context.length)
-        hidden, state = pairs.feed(self.network, params, state, context)
+        hidden, state, ready = pairs.feed(self.network, params, state, context)
         value, token = self._children(params, hidden, context)
         values, tokens = [value[:, 0]], [token[:, 0]]
         parents = [jnp.full((num_rows, width), -1)]
@@ -148,7 +192,7 @@ class EagleTreeDrafter:
         state = state.replace(cache=cache_lib.rollback(cache, state.cache.length))
         all_nodes = [jnp.concatenate(x, axis=1) for x in (values, tokens, parents)]
         best_tokens, best_parents = self._keep_best(*all_nodes)
-        valid = jnp.broadcast_to((state.num_new > 0)[:, None], best_tokens.shape)
+        valid = jnp.broadcast_to(ready[:, None], best_tokens.shape)
         tree = Tree(best_parents, valid, self.max_depth)
         return Draft(best_tokens, valid.sum(1, dtype=jnp.int32), None, tree), state
 

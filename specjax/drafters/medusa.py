@@ -4,6 +4,7 @@ Medusa (Cai et al. 2024). Axes: B rows, N nodes, D depth, M width of the feature
 """
 
 import dataclasses
+import functools
 from typing import Protocol
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree as tree_lib
+from specjax.drafters import pairs
 from specjax.types import Context, Draft, Draws, Params, Round
 
 
@@ -63,6 +65,11 @@ class MedusaDrafter:
         """Levels of the tree."""
         return len(self.branching)
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A round in which no row drafts is a plain step."""
+        return (0, self.num_draft)
+
     def init(self, params: Params, context: Context, prefix_width: int) -> MedusaState:
         """No feature before the first target call."""
         del params, prefix_width
@@ -75,6 +82,20 @@ class MedusaDrafter:
     ) -> tuple[Draft, MedusaState]:
         """One call of all heads."""
         del draws
+        return self._run(params, context, state), state
+
+    def propose_up_to(
+        self, params: Params, state: MedusaState, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, MedusaState]:  # fmt: skip
+        """The same for rows that want a tree; none, and no call, where no row does."""
+        del draws, min_confidence
+        run = functools.partial(self._run, params, context)
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state))
+        draft = jax.lax.cond(wanted.max() > 0, run, lambda state: none, state)
+        return pairs.cut(draft, wanted), state
+
+    def _run(self, params: Params, context: Context, state: MedusaState) -> Draft:
         logits = self.network.ahead(params, state.feature)[..., : context.options.num_ids]
         tree = tree_lib.from_branching(self.branching, len(context.length))
         num_parents, levels = 1, []
@@ -84,7 +105,7 @@ class MedusaDrafter:
             num_parents *= num_children
         tokens = jnp.concatenate(levels, axis=1).astype(jnp.int32)
         tree = tree.replace(valid=tree.valid & state.ready[:, None])
-        return Draft(tokens, tree.valid.sum(1, dtype=jnp.int32), None, tree), state
+        return Draft(tokens, tree.valid.sum(1, dtype=jnp.int32), None, tree)
 
     def commit(self, params: Params, state: MedusaState, round: Round) -> MedusaState:
         """Keeps the feature after the last accepted token, from which `next_token` was chosen."""

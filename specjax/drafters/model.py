@@ -64,7 +64,7 @@ class ModelDrafter:
     ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
         """As many steps as some row still has use for; none, and no call, where no row wants any.
 
-        Rounds without a draft leave the cache behind; it catches up here, K + 1 tokens a call.
+        Rounds without a draft leave the cache behind; it catches up here.
 
         Args:
           wanted: `[B]`, the most tokens that each row is to draft.
@@ -72,16 +72,6 @@ class ModelDrafter:
             below this. Stopping depends on q alone and not on what would be drawn: that would
             change the law.
         """
-
-        def lags(cache: cache_lib.Cache) -> jax.Array:
-            return (context.length - cache.length).max() > 2
-
-        def chunk(cache: cache_lib.Cache) -> cache_lib.Cache:
-            start = jnp.minimum(cache.length, context.length - 1)
-            index = start[:, None] + jnp.arange(self.num_draft + 1)[None, :]
-            tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
-            _, _, cache = self.network.decode(params, cache_lib.rollback(cache, start), tokens)
-            return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
 
         def put(carry: tuple, logits: jax.Array, position: jax.typing.ArrayLike) -> tuple:
             draft, cache, going = carry
@@ -97,7 +87,8 @@ class ModelDrafter:
             return position + 1, put((draft, cache, going), logits, position)
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
-            logits, cache = catch_up(self.network, params, jax.lax.while_loop(lags, chunk, cache), context)
+            cache = feed_missing(self.network, params, cache, context, self.num_draft + 1)
+            logits, cache = catch_up(self.network, params, cache, context)
             empty = chain.empty(context, logits, draws, self.num_draft, 0)
             carry = put((empty, cache, jnp.ones(wanted.shape, bool)), logits, 0)
             more = lambda carry: (carry[0] < self.num_draft) & (carry[1][2] & (carry[0] < wanted)).any()  # noqa: E731
@@ -150,6 +141,24 @@ def init_cache(
     if prefix_width > 1:
         _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])
     return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+
+
+def feed_missing(
+    network: Network, params: Params, cache: cache_lib.Cache, context: Context, width: int
+) -> cache_lib.Cache:
+    """Feeds committed tokens, `width` a call, until no row lacks more than the last two."""
+
+    def lags(cache: cache_lib.Cache) -> jax.Array:
+        return (context.length - cache.length).max() > 2
+
+    def chunk(cache: cache_lib.Cache) -> cache_lib.Cache:
+        start = jnp.minimum(cache.length, context.length - 1)
+        index = start[:, None] + jnp.arange(width)[None, :]
+        tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
+        _, _, cache = network.decode(params, cache_lib.rollback(cache, start), tokens)
+        return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+
+    return jax.lax.while_loop(lags, chunk, cache)
 
 
 def catch_up(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import sampling
 from specjax import tree as tree_lib
-from specjax.drafters import model
+from specjax.drafters import chain, model, pairs
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws, Network, Params, Round, Tree
 
@@ -61,6 +61,38 @@ class ModelTreeDrafter:
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
     ) -> tuple[Draft, cache_lib.Cache]:
         """One call of the draft model a level; every row drafts every node that q gives a token for."""
+        return self._run(params, context, draws, cache)
+
+    def propose_up_to(
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
+        """The same for rows that want a tree; none, and no call, where no row does."""
+        del min_confidence
+
+        def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
+            cache = model.feed_missing(self.network, params, cache, context, self.max_depth + 1)
+            return self._run(params, context, draws, cache)
+
+        nothing = self._nothing(params, cache, context, draws)
+        draft, cache = jax.lax.cond(wanted.max() > 0, run, lambda cache: (nothing, cache), cache)
+        return pairs.cut(draft, wanted), cache
+
+    def _nothing(
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
+    ) -> Draft:
+        """A draft without a valid node."""
+        like = jax.eval_shape(lambda: model.catch_up(self.network, params, cache, context)[0])
+        draft = chain.empty(context, like, draws, self.num_draft, 0)
+        tree = tree_lib.from_branching(self.branching, len(context.length))
+        tree = tree.replace(valid=jnp.zeros_like(tree.valid))
+        num_parents = tree_lib.level_starts(self.branching)[-2]
+        probs = None if draft.probs is None else draft.probs[:, :num_parents]
+        return Draft(draft.tokens, draft.num_drafted, probs, tree, self.with_replacement)
+
+    def _run(
+        self, params: Params, context: Context, draws: Draws | None, cache: cache_lib.Cache
+    ) -> tuple[Draft, cache_lib.Cache]:
         num_rows = len(context.length)
         starts = tree_lib.level_starts(self.branching)
         tree = tree_lib.from_branching(self.branching, num_rows)

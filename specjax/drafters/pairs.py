@@ -8,7 +8,8 @@ Axes: B rows, N pairs, D deepest draft, S source length, T cache slots, F width 
 network, V vocabulary.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,14 +53,28 @@ class PairState(struct.PyTreeNode):
     """What is kept between rounds.
 
     Attributes:
-      cache: of the network; it holds the pairs of all rounds but the last.
-      features: `[B, D + 1, F]`, those of the last round's pairs.
-      num_new: `[B]`, how many they are: 0 before the first round, and once a row has ended.
+      cache: of the network; it holds all pairs but the newest.
+      features: `[B, D + 1, F]`, those of pairs that were not fed yet, in order.
+      num_new: `[B]`, how many they are. Before the first round 0; nor does a row that has ended add any.
     """
 
     cache: cache_lib.Cache
     features: jax.Array
     num_new: jax.Array
+
+
+class Fed(NamedTuple):
+    """What feeding gives.
+
+    Attributes:
+      hidden: `[B, 1 + masks, W]` after the newest pair, and at masks for the tokens behind it.
+      state: no pair is left to feed.
+      ready: `[B] bool`, False for rows without a new pair, which have nothing to draft from.
+    """
+
+    hidden: jax.Array
+    state: PairState
+    ready: jax.Array
 
 
 def init(network: PairNetwork, params: Params, context: Context, num_draft: int, max_depth: int) -> PairState:
@@ -73,15 +88,8 @@ def init(network: PairNetwork, params: Params, context: Context, num_draft: int,
     return PairState(cache, features, jnp.zeros(num_rows, jnp.int32))
 
 
-def feed(
-    network: PairNetwork, params: Params, state: PairState, context: Context, num_masks: int = 0
-) -> tuple[jax.Array, PairState]:
-    """Feeds the pairs of the last round.
-
-    Returns:
-      `[B, 1 + num_masks, W]` after the last pair and at masks for the tokens behind it, and the state, whose
-      cache holds all pairs.
-    """
+def feed(network: PairNetwork, params: Params, state: PairState, context: Context, num_masks: int = 0) -> Fed:
+    """Feeds the pairs that are left to feed, and masks behind them."""
     cache, num_new, width = state.cache, state.num_new, state.features.shape[1]
     index = (context.length - num_new)[:, None] + jnp.arange(width)[None, :]
     tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
@@ -93,7 +101,43 @@ def feed(
     last = jnp.maximum(num_new - 1, 0)[:, None, None]
     wanted = [jnp.take_along_axis(outputs, last, axis=1), outputs[:, width:]]
     cache = cache_lib.rollback(cache, state.cache.length + num_new)
-    return jnp.concatenate(wanted, axis=1), state.replace(cache=cache)
+    state = PairState(cache, state.features, jnp.zeros_like(num_new))
+    return Fed(jnp.concatenate(wanted, axis=1), state, num_new > 0)
+
+
+def draft_if_wanted(
+    run: Callable[[PairState], tuple[Draft, PairState]], feed_only: Callable[[PairState], PairState],
+    nothing: Draft, state: PairState, wanted: jax.Array,
+) -> tuple[Draft, PairState]:  # fmt: skip
+    """Drafts where some row wants to; else feeds only when no room is left for another round's pair.
+
+    Args:
+      run: drafts; the rows that want nothing are cut here.
+      feed_only: feeds all pairs.
+      nothing: a draft of no tokens, of the shape of those that are drafted.
+      wanted: `[B]`, the most tokens that each row is to draft.
+    """
+
+    def skip(state: PairState) -> tuple[Draft, PairState]:
+        full = (state.num_new == state.features.shape[1]).any()
+        state = jax.lax.cond(full, feed_only, lambda state: state, state)
+        return nothing, state
+
+    draft, state = jax.lax.cond(wanted.max() > 0, run, skip, state)
+    return cut(draft, wanted), state
+
+
+def logits_like(network: PairNetwork, params: Params, state: PairState) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of logits `[B, 1, V]`."""
+    return jax.eval_shape(lambda: network.head(params, network.hidden(params, state.features[:, :1])))
+
+
+def cut(draft: Draft, wanted: jax.Array) -> Draft:
+    """The draft with at most `wanted` `[B]` tokens of a chain; of a tree all or none."""
+    if draft.tree is None:
+        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted))
+    valid = draft.tree.valid & (wanted > 0)[:, None]
+    return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))
 
 
 def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: int) -> Layout:
@@ -115,19 +159,17 @@ def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: 
     )
 
 
-def drafted_by_those_with_pairs(draft: Draft, state: PairState) -> Draft:
-    """The chain, of no tokens where a row has no pair to begin at."""
-    return draft.replace(num_drafted=jnp.where(state.num_new > 0, draft.num_drafted, 0))
-
-
 def remember(state: PairState, round: Round) -> PairState:
-    """Keeps the pairs that a round added; those before were fed."""
+    """Adds the pairs of a round to those that are left to feed."""
     path = round.verdict.path
+    num_rows, room = state.features.shape[:2]
     if path is None:
-        path = jnp.broadcast_to(
-            jnp.arange(1, state.features.shape[1])[None], (len(state.num_new), state.features.shape[1] - 1)
-        )
+        path = jnp.broadcast_to(jnp.arange(1, room)[None], (num_rows, room - 1))
     path = jnp.pad(path, ((0, 0), (1, 0)))
-    features = jnp.take_along_axis(round.features, path[..., None], axis=1)
-    num_new = round.context.length - 1 - round.root
-    return state.replace(features=features.astype(state.features.dtype), num_new=num_new)
+    features = jnp.take_along_axis(round.features, path[..., None], axis=1).astype(state.features.dtype)
+    offset = jnp.arange(room)[None, :]
+    num_added = round.context.length - 1 - round.root
+    slots = jnp.where(offset < num_added[:, None], state.num_new[:, None] + offset, room)
+    rows = jnp.arange(num_rows)[:, None]
+    features = state.features.at[rows, slots].set(features, mode="drop")
+    return state.replace(features=features, num_new=state.num_new + num_added)

@@ -14,6 +14,7 @@ from flax import struct
 
 from specjax import acceptance
 from specjax import cache as cache_lib
+from specjax.drafters import chain, model
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws, FinishReason, Network, Params, Round, Stats
 
@@ -128,13 +129,27 @@ class StagedDrafter:
         self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None
     ) -> tuple[Draft, StagedState]:
         """Inner rounds until every row has K tokens."""
+        return self._run(params, context, draws, state)
+
+    def propose_up_to(
+        self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None,
+        wanted: jax.Array, min_confidence: float = 0.0,
+    ) -> tuple[Draft, StagedState]:  # fmt: skip
+        """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
+        del min_confidence
+        run = lambda state: self._run(params, context, draws, state)  # noqa: E731
+        like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
+        nothing = chain.empty(context, like, draws, self.num_draft, 0)
+        draft, state = jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
+        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
+
+    def _run(
+        self, params: StagedParams, context: Context, draws: Draws | None, state: StagedState
+    ) -> tuple[Draft, StagedState]:
         num_rows, depth, engine = len(context.length), self.num_draft, self.engine
         program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
-        probs = None
-        if draws is not None:
-            num_ids = context.options.num_ids or self.network.vocab_size
-            dtype = jnp.promote_types(jax.tree.leaves(params.draft)[0].dtype, jnp.float32)
-            probs = jnp.zeros((num_rows, depth, num_ids), dtype)
+        like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
+        probs = chain.empty(context, like, draws, depth, 0).probs
         zero = jnp.zeros(num_rows, jnp.int32)
         by_position = jnp.zeros((num_rows, self.inner.max_depth), jnp.int32)
         lengthened = _lengthened(context, depth, state.encoded)
@@ -163,7 +178,10 @@ class StagedDrafter:
         return draft, state.replace(cache=done.cache, inner=done.drafter_state.inner)
 
     def _caught_up(self, params: StagedParams, cache: cache_lib.Cache, context: Context) -> cache_lib.Cache:
-        """The cache with all committed tokens but the last: after a full acceptance it lacks one more."""
+        """The cache with all committed tokens but the last: after a full acceptance it lacks one more, and
+        others after rounds without a draft.
+        """
+        cache = model.feed_missing(self.network, params.draft, cache, context, self.num_draft + 1)
 
         def feed(cache: cache_lib.Cache) -> cache_lib.Cache:
             start = jnp.maximum(context.length - 2, 0)

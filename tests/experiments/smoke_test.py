@@ -62,9 +62,11 @@ def run(module, *flags, stdin=None, **settings):
 def test_generate_compares_both_arms_and_answers_line_by_line(pair, tmp_path):
     done = run(
         "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2", "--temperature=0,1",
-        "--max_new_tokens=8", "--repeats=2", f"--output={tmp_path}", stdin="the dog\n\na man runs\n",
+        "--max_new_tokens=8", "--repeats=2", f"--output={tmp_path}", "--show_rounds=1",
+        stdin="the dog\n\na man runs\n",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "text-decoration: line-through" in (tmp_path / "rounds_t1.html").read_text()
     assert "identical to the target alone" in done.stdout
     greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert greedy["identical_to_target"] == "2 of 2" and greedy["num_near_ties"] == 0
@@ -213,6 +215,35 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
     assert convert.load(tmp_path / "best")[0].d_model == 8
     wrong = run("distill", *flags, "--arms=hinge:data")
     assert wrong.returncode != 0 and "--arms=hinge:data: give OBJECTIVE:SEQUENCES" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
+    """Medusa, whose tree and an int8 twin and n-grams then draft, without a draft model."""
+    flags = [
+        f"--target={pair}/target", f"--data_dir={pair}", "--source_prefix=", "--kind=medusa",
+        "--num_draft_ids=12", "--num_steps_ahead=2", "--num_held_out=8", "--batch_size=8", "--buckets=16",
+        "--report_every=2", f"--output={tmp_path}", f"--export={tmp_path}/heads",
+    ]  # fmt: skip
+    first = run("train_heads", *flags, "--num_steps=4", **QUICK)
+    assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
+    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
+    whole = (tmp_path / "heads" / "heads.safetensors").read_bytes()
+    second = run("train_heads", *flags, "--num_steps=4", **QUICK)
+    assert "resumed at step 2" in second.stdout, second.stderr
+    assert (tmp_path / "heads" / "heads.safetensors").read_bytes() == whole
+    other = run("train_heads", *flags, "--num_steps=6", **QUICK)
+    assert other.returncode != 0 and "other settings" in other.stderr
+    done = run(
+        "generate", f"--target={pair}/target", f"--heads={tmp_path}/heads", "--temperature=0",
+        "--num_draft=medusa:2x1,int8:2,lookahead:2-3-1", "--max_new_tokens=8", "--repeats=0",
+        stdin="the dog\na man runs\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 of 2") == 3
+    done = run("generate", f"--target={pair}/draft", f"--heads={tmp_path}/heads", "--num_draft=medusa:2x1",
+               stdin="the dog\n")  # fmt: skip
+    assert done.returncode != 0 and "needs medusa heads of this target" in done.stderr
 
 
 @pytest.mark.slow
