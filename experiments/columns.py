@@ -123,9 +123,9 @@ def columns() -> list[str]:
     return _COLUMNS.value
 
 
-def need_no_draft() -> bool:
-    """Whether every column does without a draft model."""
-    return all(not _parse(column)[0].needs_draft for column in columns())
+def some_need_no_draft() -> bool:
+    """Whether a column does without a draft model."""
+    return any(not _parse(column)[0].needs_draft for column in columns())
 
 
 def all_alike(column: str) -> bool:

@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if draft is None and not columns.need_no_draft():
+    if draft is None and not columns.some_need_no_draft():
         rows, texts = target_alone(console, target, sources)
     else:
         api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)

@@ -150,7 +150,7 @@ def _round(program: Program, sampled: bool, params: AllParams, state: LoopState)
     return state.replace(
         context=state.context.replace(tokens=after.context.tokens),
         cache=cache_lib.rollback(after.cache, state.cache.length),
-        drafter_state=after.drafter_state,
+        drafter_state=_taken_back(state.drafter_state, after.drafter_state),
         log_probs=after.log_probs,
         stats=state.stats.replace(num_rounds=after.stats.num_rounds),
     )
@@ -160,7 +160,12 @@ def _draft(program: Program, sampled: bool, params: AllParams, state: LoopState)
     keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, keys)
     seeds = state.seeds + draft.tokens.sum().astype(state.seeds.dtype)  # so that nothing is left out
-    return state.replace(drafter_state=drafter_state, seeds=seeds)
+    return state.replace(drafter_state=_taken_back(state.drafter_state, drafter_state), seeds=seeds)
+
+
+def _taken_back(before: Any, after: Any) -> Any:
+    """A drafter's state with its buffers as they came out, and its counts as they were."""
+    return jax.tree.map(lambda x, y: x if x.ndim < 2 else y, before, after)
 
 
 def _verify(program: Program, num_new: int, params: AllParams, state: LoopState) -> LoopState:

@@ -20,8 +20,6 @@ from specjax.types import Context, Draft, Draws, Layout, Params, Round, Tree
 class EagleDrafter:
     """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
 
-    A row's first round is a plain step.
-
     Attributes:
       network: the layer. Static.
       num_draft: K.
@@ -37,7 +35,7 @@ class EagleDrafter:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """A round in which no row has a pair is a plain step."""
+        """A round in which no row drafts is a plain step."""
         return (0, self.num_draft)
 
     def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
@@ -105,8 +103,7 @@ class EagleTreeDrafter:
 
     A node's value is the product of q along its path. Each level expands the k nodes of the largest value by
     their k likeliest tokens; of all nodes made the N of the largest value are kept: values fall
-    along a path, so they hang together. Children are not drawn: their q is one-hot. A row's first round
-    is a plain step.
+    along a path, so they hang together. Children are not drawn: their q is one-hot.
 
     Raises:
       ValueError: a number below 1, or more nodes than are made.

@@ -18,7 +18,7 @@ class OnePassDrafter:
     """Draws K tokens from K distributions that do not know of each other's tokens.
 
     q_i depends on what was committed and on i alone, and the tokens are drawn from it: the rules for
-    chains stay exact. What a call costs hardly grows with K. A row's first round is a plain step.
+    chains stay exact. What a call costs hardly grows with K.
 
     Attributes:
       network: the layer, with masks for at least K - 1 tokens. Static.
@@ -35,7 +35,7 @@ class OnePassDrafter:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """A round in which no row has a pair is a plain step."""
+        """A round in which no row drafts is a plain step."""
         return (0, self.num_draft)
 
     def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:

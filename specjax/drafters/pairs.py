@@ -1,8 +1,9 @@
 """Drafters on the target's features: the pairs that a round adds, and feeding them.
 
 A pair is (f_j, t_(j+1)): the target's feature after token j, and the token chosen there. A round that
-commits n tokens adds n pairs. Before its first target call a row has none: it drafts nothing, and its first
-round is a plain step. So is that after a decoder prefix, whose features nobody keeps.
+commits n tokens adds n pairs. Before the first target call there is no feature: a row begins with the pair of
+zeros and its last given token, which networks are trained to begin with. Nobody keeps the features of a
+decoder prefix: what is drafted behind one is drafted as behind a start token.
 
 Axes: B rows, N pairs, D deepest draft, S source length, T cache slots, F width of the features, W of the
 network, V vocabulary.
@@ -55,7 +56,7 @@ class PairState(struct.PyTreeNode):
     Attributes:
       cache: of the network; it holds all pairs but the newest.
       features: `[B, D + 1, F]`, those of pairs that were not fed yet, in order.
-      num_new: `[B]`, how many they are. Before the first round 0; nor does a row that has ended add any.
+      num_new: `[B]`, how many they are: before the first round 1; a row that has ended adds none.
     """
 
     cache: cache_lib.Cache
@@ -78,14 +79,14 @@ class Fed(NamedTuple):
 
 
 def init(network: PairNetwork, params: Params, context: Context, num_draft: int, max_depth: int) -> PairState:
-    """No pairs yet."""
+    """One pair, of no feature."""
     num_slots = context.tokens.shape[1] + max_depth + 1 + num_draft
     cache = network.init_cache(params, context.encoded, context.source_mask, num_slots)
     num_rows, _, width = context.encoded.shape
     features = jnp.zeros(
         (num_rows, max_depth + 1, width * (1 + len(network.feature_layers))), context.encoded.dtype
     )
-    return PairState(cache, features, jnp.zeros(num_rows, jnp.int32))
+    return PairState(cache, features, jnp.ones(num_rows, jnp.int32))
 
 
 def feed(network: PairNetwork, params: Params, state: PairState, context: Context, num_masks: int = 0) -> Fed:

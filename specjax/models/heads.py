@@ -199,8 +199,12 @@ class FeatureDecoder(nn.Module):
     ) -> jax.Array:
         """What drafting from each of N pairs would say, for training: logits `[B, D, N, R]`.
 
-        Entry [d, j] is drafted d + 1 tokens after pair j, the true tokens taken for those drafted
-        before it.
+        Entry [d, i] is of the token d + 1 after that of pair i, the true tokens taken for those drafted before
+        it.
+
+        Args:
+          features: `[B, N, F]`, zero in the first pair.
+          tokens: `[B, N]`, the decoder's inputs.
         """
         one_pass = self.config.kind == "one_pass"
         blocks = self._unroll_masks if one_pass else self._unroll_steps

@@ -23,8 +23,8 @@ def make_teacher(
 ) -> Callable[[Arrays], Arrays]:
     """A function that adds to a batch what the target makes of it.
 
-    "target_logits" `[B, N, num_ids] float32` and "features" `[B, N, F]` before each target token, and
-    "encoded" `[B, S, M]`.
+    "target_logits" `[B, N, num_ids] float32` before each target token; of the pair that ends before it
+    "inputs" `[B, N]` and "features" `[B, N, F]`, zero in the first; and "encoded" `[B, S, M]`.
     """
 
     @jax.jit
@@ -35,7 +35,9 @@ def make_teacher(
         encoded = apply(batch["source_ids"], batch["source_mask"], method="encode")
         cache = apply(encoded, batch["source_mask"], 0, method="init_cache")
         logits, features, _ = apply(inputs, cache, feature_layers=feature_layers, method="decode")
-        return {"target_logits": logits[..., :num_ids], "features": features, "encoded": encoded}
+        features = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        logits = logits[..., :num_ids]
+        return {"target_logits": logits, "inputs": inputs, "features": features, "encoded": encoded}
 
     return lambda batch: batch | forward(params, batch)
 
@@ -95,18 +97,21 @@ def _by_depth(
     module, depth = network.module, network.num_steps
     inputs: tuple = (batch["features"],)
     if network.config.kind != "medusa":
-        inputs += (batch["target_ids"], batch["encoded"], batch["source_mask"])
+        inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
     logits = module.apply({"params": params}, frozen, *inputs, method="unroll")
     p = jax.nn.softmax(batch["target_logits"], axis=-1)
     if network.config.draft_ids:
         p = p[..., np.array(network.config.draft_ids)]
     else:
         logits = logits[..., : p.shape[-1]]
-    return logits, _shifted(p, depth), _shifted(batch["target_mask"], depth)
+    valid = _shifted(batch["target_mask"], depth)
+    if network.config.kind == "medusa":  # which has nothing to say before the first feature
+        valid = valid.at[:, :, 0].set(False)
+    return logits, _shifted(p, depth), valid
 
 
 def _shifted(values: jax.Array, depth: int) -> jax.Array:
-    """`[B, D, N, ...]` of `values` `[B, N, ...]`: entry [d, j] is that at j + 1 + d, zero beyond the end."""
+    """`[B, D, N, ...]` of `values` `[B, N, ...]`: entry [d, i] is that at i + d, zero beyond the end."""
     num = values.shape[1]
     padded = jnp.pad(values, [(0, 0), (0, depth)] + [(0, 0)] * (values.ndim - 2))
-    return jnp.stack([padded[:, d + 1 : d + 1 + num] for d in range(depth)], axis=1)
+    return jnp.stack([padded[:, d : d + num] for d in range(depth)], axis=1)

@@ -85,14 +85,14 @@ def test_drafts_are_what_unroll_says_of_the_same_text(name, target_params):
     batch = teacher(batch)
     inputs = (batch["features"],)
     if network.config.kind != "medusa":
-        inputs += (target_ids, batch["encoded"], batch["source_mask"])
+        inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
     logits = network.module.apply({"params": params["heads"]}, params["frozen"], *inputs, method="unroll")
     said = np.asarray(logits.argmax(-1))  # [B, D, N]
     if network.config.draft_ids:
         said = np.array(IDS)[said]
     compared = np.zeros(3, int)
     for row, length, tokens in found:
-        pair = length - 2  # the newest
+        pair = length - 1  # the newest
         for depth, token in enumerate(tokens):
             true = texts[row, length : length + depth].tolist()
             if network.config.kind == "eagle" and tokens[:depth] != true:

@@ -1,0 +1,72 @@
+"""--num_draft: which drafter a column stands for."""
+
+import types
+
+import jax.numpy as jnp
+import pytest
+from absl import flags
+
+from experiments import arms, columns, exact_law
+from specjax.controller import AdaptiveDrafter
+from specjax.drafters import LookaheadDrafter, ModelDrafter, ModelTreeDrafter, StagedDrafter
+
+MODEL = types.SimpleNamespace(
+    network=exact_law.ToyNetwork(5), params={"embedding": jnp.zeros((5, 1))}, tokenizer=None
+)
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+def priced(num_rows, **prices):
+    """`(cost, gain)` of each K."""
+    return lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], num_rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "num_draft"),
+    [
+        ("5", ModelDrafter, 5),
+        ("3x2x1", ModelTreeDrafter, 15),
+        ("lookahead:4-3-2", LookaheadDrafter, 12),
+        ("staged:5-3", StagedDrafter, 5),
+    ],
+)
+def test_columns_by_name(column, kind, num_draft):
+    drafter = columns.drafter(MODEL, MODEL, column).drafter
+    assert isinstance(drafter, kind) and drafter.num_draft == num_draft
+
+
+def test_one_row_adapts_and_a_batch_gets_the_best_length_or_none():
+    prices = dict(k1=(1.4, 1.7), k3=(2.3, 2.4))
+    alone = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(1, **prices)).drafter
+    assert isinstance(alone, AdaptiveDrafter) and alone.costs == (1.0, 1.4, 2.3)
+    batch = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(4, **prices)).drafter
+    assert isinstance(batch, ModelDrafter) and batch.num_draft == 1
+    assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(64, k3=(2.3, 2.2))) is None
+    tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.0))).drafter
+    assert tree.is_tree and tree.costs == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("column", "draft", "said"),
+    [
+        ("guess:3", MODEL, "KIND:NUMBERS with one of"),
+        ("five", MODEL, "give a whole number"),
+        ("lookup:3-4", MODEL, "not the numbers that this kind takes"),
+        ("5", None, "needs a draft model"),
+        ("eagle:4", MODEL, "needs eagle heads of this target"),
+        ("adaptive:1-3", MODEL, "costs are not measured here"),
+    ],
+)
+def test_what_no_drafter_can_be_made_of_is_refused(column, draft, said):
+    with pytest.raises(ValueError, match=f"--num_draft={column}.*{said}"):
+        columns.drafter(MODEL, draft, column)
+
+
+def test_which_columns_need_no_draft_and_have_an_alpha():
+    assert columns.all_alike("eagle:4") and not columns.all_alike("adaptive+eagle:4")
+    assert not columns.has_alpha("medusa:2x1", False) and columns.has_alpha("one_pass:5", False)
+    assert not columns.has_alpha("adaptive:3", False)
