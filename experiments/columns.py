@@ -1,5 +1,6 @@
 """--num_draft and --heads: which drafters a table compares, a column of it each."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,6 +64,8 @@ class _Sources(NamedTuple):
             raise ValueError(f"--num_draft={self.column}: costs are not measured here; give one length")
         is_one = kind.is_tree or len(numbers) == kind.num_sizes
         made = [kind.make(self, *sizes) for sizes in ([numbers] if is_one else [[k] for k in numbers])]
+        if not hasattr(made[0].drafter, "propose_up_to"):
+            raise ValueError(f"--num_draft={self.column}: this kind cannot be turned off; leave adaptive out")
         prices = [(drafter, self.price_of(drafter)) for drafter in made]
         if prices[0][1].num_rows > 1:
             best, price = max(prices, key=lambda pair: pair[1].gain / pair[1].cost)
@@ -173,10 +176,10 @@ def drafter(
       ValueError: it is none that there is, or what it is made of is missing.
     """
     kind, numbers = _parse(column)
+    sources, is_adaptive = _Sources(target, draft, column, price_of), column.startswith(_ADAPTIVE)
+    lengths = numbers[:1] if is_adaptive and not kind.is_tree and kind.num_sizes == 1 else numbers
     try:
-        sources = _Sources(target, draft, column, price_of)
-        if column.startswith(_ADAPTIVE):
-            return sources.adaptive(kind, numbers)
-        return kind.make(sources, *numbers)
+        inspect.signature(kind.make).bind(sources, *lengths)
     except TypeError as error:
         raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
+    return sources.adaptive(kind, numbers) if is_adaptive else kind.make(sources, *numbers)

@@ -275,7 +275,7 @@ def soft_q_of_heads(propose):
 
     def fault(self, params, state, context, draws):
         draft, state = propose(self, params, state, context, draws)
-        return draft.replace(probs=jax.nn.softmax(self.network.ahead(params, state.feature)[:, :1])), state
+        return draft.replace(probs=jax.nn.softmax(self.network.ahead(params, state.feature, 1))), state
 
     return fault
 

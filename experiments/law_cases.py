@@ -90,7 +90,7 @@ class Case:
             drafter = others[self.kind]()
         if self.adaptive:  # with these numbers every length occurs
             lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
-            if drafter.max_depth < drafter.num_draft:
+            if getattr(drafter, "drafts_trees", False):
                 lengths, costs = (0, drafter.num_draft), (1.0, 1.5)
             return AdaptiveDrafter(drafter, lengths, costs, self.min_confidence, 0.5, 0.6, 0.5)
         return exact_law.ArgmaxDrafter(drafter) if self.deterministic else drafter
@@ -211,12 +211,22 @@ OTHERS: dict[str, Case] = {
         kind="one_pass", options=ALL_OPTIONS, vocab_size=4, prefix=(0, 2, 1), eos_ids=(2, 3), num_tokens=3
     ),
     "2 staged": Case(kind="staged", vocab_size=2, num_tokens=5),
+    "2 staged, end token, limit, minimum length": Case(
+        kind="staged", vocab_size=2, eos_ids=(1,), limit=3, options=Sampling(min_new_tokens=2)
+    ),
     "2 staged, repetition penalty": Case(
         kind="staged", vocab_size=2, options=Sampling(repetition_penalty=1.7), prefix=(0, 1)
     ),
 }
 TREES_OF_OTHERS: dict[str, Case] = {
     "a model's 2x1 or none": Case(branching=(2, 1), adaptive=True, vocab_size=2, num_tokens=5),
+    "a model's 2x1x1 or none": Case(branching=(2, 1, 1), adaptive=True, vocab_size=2, num_tokens=4, limit=4),
+    "EAGLE-2, padded vocabulary": Case(
+        kind="eagle_tree", branching=(1, 1, 1), vocab_size=4, num_ids=3, num_tokens=3
+    ),
+    "lookahead, padded vocabulary": Case(
+        kind="lookahead", branching=(1,), num_tokens=5, vocab_size=3, num_ids=2
+    ),
     "Medusa 2x1 or none": Case(kind="medusa", branching=(2, 1), adaptive=True, num_tokens=5),
     "EAGLE-2, 3 nodes or none": Case(kind="eagle_tree", branching=(1, 1, 1), adaptive=True, num_tokens=5),
     "Medusa 2x1": Case(kind="medusa", branching=(2, 1), eos_ids=(2,)),

@@ -4,6 +4,7 @@ A line a round: the tokens before it, the accepted drafts, the rejected draft st
 in its place, or the bonus token.
 """
 
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import results
-from specjax import decode, draws
+from specjax import decode, draws, rounds
+from specjax.types import Draft
 
 STYLES = {
     "before": "grey50", "accepted": "green", "rejected": "red strike", "correction": "bold blue",
@@ -43,16 +45,10 @@ class TracedRound(NamedTuple):
 def trace(request: decode.Prepared, sampled: bool) -> Iterator[TracedRound]:
     """The rounds of the first row of a request that has a drafter."""
     program, params, inputs = request
-
-    @jax.jit
-    def propose(state: Any) -> Any:
-        keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
-        return program.drafter.propose(params.drafter, state.drafter_state, state.context, keys)[0]
-
     state = decode.jitted_prefill(program, params, **inputs)
     first = int(state.context.length[0])
     while bool(state.running[0]):
-        draft, before = propose(state), state
+        draft, before = _propose(program, params.drafter, state, sampled), state
         state = decode.jitted_step(program, params, state, sampled=sampled)
         tokens = np.asarray(state.context.tokens[0])
         start, end = int(before.context.length[0]), int(state.context.length[0])
@@ -60,8 +56,16 @@ def trace(request: decode.Prepared, sampled: bool) -> Iterator[TracedRound]:
         drafted = int((state.stats.num_drafted - before.stats.num_drafted)[0])
         rejected = draft.tokens[0, kept : kept + 1].tolist() if draft.tree is None and kept < drafted else []
         emitted = tokens[start:end].tolist()
-        is_bonus = not rejected and draft.tree is None
+        is_bonus = not rejected and drafted > 0 and draft.tree is None
         yield TracedRound(tokens[first:start].tolist(), emitted[:kept], rejected, emitted[kept:], is_bonus)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "sampled"))
+def _propose(program: rounds.Program, params: Any, state: rounds.LoopState, sampled: bool) -> Draft:
+    """What the next round will draft, by its own keys."""
+    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    assert program.drafter is not None
+    return program.drafter.propose(params, state.drafter_state, state.context, keys)[0]
 
 
 def line(tokenizer: Any, traced: TracedRound) -> Text:

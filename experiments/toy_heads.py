@@ -24,9 +24,9 @@ class ToyHeads:
     num_steps: int = 3
     feature_layers: tuple[int, ...] = ()
 
-    def ahead(self, params: jax.Array, features: jax.Array) -> jax.Array:
-        """Logits `[B, D, V]`: another row for each position."""
-        steps = 31 * (1 + jnp.arange(self.num_steps))[None, :]
+    def ahead(self, params: jax.Array, features: jax.Array, depth: int) -> jax.Array:
+        """Logits `[B, depth, V]`: another row for each position."""
+        steps = 31 * (1 + jnp.arange(depth))[None, :]
         return params[(features.astype(jnp.int32) + steps) % NUM_CONTEXTS]
 
     def init_cache(

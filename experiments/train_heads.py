@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
     frozen, num_ids = network.frozen(target.params), api.num_ids(target)
     teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
     held_out = texts(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
-    held_out = [b for b in taught(iter(data.evaluation_batches(held_out, 64, tasks.shapes())), teacher)]
+    held_out_batches = data.evaluation_batches(held_out, 64, tasks.shapes())
     agreement = heads.make_agreement(network, frozen)
     params = heads_io.init(network, target.params, _SEED.value)
     console.print(
@@ -118,12 +118,21 @@ def main(argv: list[str]) -> None:
     optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
     state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
     like = abstract_state(params, optimization, rules=sharding.REPLICATED)
-    run = {**tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "num_steps": _STEPS.value}
-    run |= {"config": list(map(str, dataclasses.astuple(config))), "seed": _SEED.value}
+    run = {
+        **tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
+        "num_texts": len(pairs), "buckets": [list(shape) for shape in tasks.shapes()],
+        "batch_size": _BATCH_SIZE.value, "learning_rate": _RATE.value, "warmup_steps": _WARMUP.value,
+        "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
+        "config": list(map(str, dataclasses.astuple(config))),
+    }  # fmt: skip
     if saved.latest_step is not None:
         state, note = saved.restore(like)
-        if note != run:
-            raise ValueError(f"{_OUTPUT.value} holds a run with other settings: give another --output")
+        for name, value in run.items():
+            if note.get(name) != value:
+                raise ValueError(
+                    f"{name}={value}, but {_OUTPUT.value} was made with {note.get(name)}: resume with "
+                    "that, or give another --output"
+                )
         console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}", soft_wrap=True)
     step = loop.make_step(heads.objective(network, frozen), optimization, like)
 
@@ -131,7 +140,7 @@ def main(argv: list[str]) -> None:
         return step(state, teacher(batch))
 
     def report(state: Any, now: loop.Progress) -> bool:
-        overlap, agree = agreement(state.params, held_out)
+        overlap, agree = agreement(state.params, taught(iter(held_out_batches), teacher))
         shown = "  ".join(
             f"{name} {' '.join(f'{x:.3f}' for x in values)}"
             for name, values in (("expected alpha", overlap), ("greedy", agree))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax.drafters import BoundDrafter
+from specjax.drafters import BoundDrafter, EagleDrafter, ModelDrafter
 from specjax.types import Context, Draft, Draws, Params, Round
 
 
@@ -101,9 +101,9 @@ class AdaptiveDrafter:
         return self.inner.max_depth
 
     @property
-    def is_tree(self) -> bool:
-        """Whether the inner drafter drafts trees that are wider than a chain."""
-        return self.inner.max_depth < self.num_draft
+    def drafts_trees(self) -> bool:
+        """Whether the inner drafter does."""
+        return getattr(self.inner, "drafts_trees", False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ class AdaptiveDrafter:
 
     def wanted(self, state: AdaptiveState) -> jax.Array:
         """`[B]`, the length that pays best for each row."""
-        if self.is_tree:
+        if self.drafts_trees:
             prior = sum(self.prior_alpha**depth for depth in range(1, self.max_depth + 1))
             mean = (state.accepted + self.prior_weight * prior) / (state.tested + self.prior_weight)
             return jnp.where(1 + mean > self.costs[-1], self.num_draft, 0).astype(jnp.int32)
@@ -141,7 +141,7 @@ class AdaptiveDrafter:
     def commit(self, params: Params, state: AdaptiveState, round: Round) -> AdaptiveState:
         """Adds the round to each row's history."""
         accepted = jnp.minimum(round.verdict.num_accepted, round.draft.num_drafted)
-        most = jnp.minimum(1, round.draft.num_drafted) if self.is_tree else round.draft.num_drafted
+        most = jnp.minimum(1, round.draft.num_drafted) if self.drafts_trees else round.draft.num_drafted
         tested = jnp.minimum(round.verdict.num_accepted + 1, most)
         return AdaptiveState(
             self.inner.commit(params, state.inner, round),
@@ -173,12 +173,13 @@ def adaptive(
         raise ValueError(
             f"costs={dict(costs)}: the largest K must be the drafter's num_draft={inner.num_draft}"
         )
-    if inner.max_depth < inner.num_draft and len(table) != 2:
+    if getattr(inner, "drafts_trees", False) and len(table) != 2:
         raise ValueError(f"costs={dict(costs)}: a tree is drafted whole, so give {inner.num_draft} alone")
     if not all(cost > 0 for cost in table.values()):
         raise ValueError(f"costs={dict(costs)}: must be above 0, in units of a plain step")
-    if min_confidence and not hasattr(inner, "network"):
-        raise ValueError(f"min_confidence={min_confidence}: {type(inner).__name__} has no q; leave it out")
+    if min_confidence and not isinstance(inner, (ModelDrafter, EagleDrafter)):
+        name = type(inner).__name__
+        raise ValueError(f"min_confidence={min_confidence}: {name} does not draft step by step; leave it out")
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}: must be at least 0 and below 1")
     prices = tuple(float(table[k]) for k in lengths)

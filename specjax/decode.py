@@ -281,7 +281,7 @@ def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) ->
 
 
 def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: Any) -> AcceptanceRule:
-    if drafter and drafter.max_depth < drafter.num_draft and not acceptance.judges_trees(rule):
+    if getattr(drafter, "drafts_trees", False) and not acceptance.judges_trees(rule):
         name = getattr(rule, "__name__", rule)
         raise ValueError(f"rule={name} judges chains, and the drafter drafts trees: use rule=multi_round")
     if rule is not acceptance.greedy:

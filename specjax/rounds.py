@@ -226,7 +226,8 @@ def _judge(
 ) -> _Judged:
     """One target call on the last token and the first `width` drafts, and the rule's verdict."""
     num_draft, max_depth, is_tree = draft.tokens.shape[1], draft.max_depth, draft.tree is not None
-    if width < num_draft:  # of a tree only to none
+    if width < num_draft:
+        assert width == 0 or not is_tree  # a tree is drafted whole or not at all
         probs = None if draft.probs is None else draft.probs[:, :width]
         draft = draft.replace(tokens=draft.tokens[:, :width], probs=probs, tree=None)
     root = context.length - 1
@@ -235,9 +236,10 @@ def _judge(
     logits, features, cache = program.target.decode(
         target_params, cache, jnp.concatenate([last, draft.tokens], axis=1), layout
     )
-    verdict, target_probs = _verify(program, context, draft, logits, draws)
-    emitted = _emitted(draft, verdict)
-    log_probs, finite = _log_probs(logits, target_probs, emitted, verdict)
+    judged, of_judged = _candidates(draft), logits[:, : (draft.num_candidates or logits.shape[1]) + 1]
+    verdict, target_probs = _verify(program, context, judged, of_judged, draws)
+    emitted = _emitted(judged, verdict)
+    log_probs, finite = _log_probs(of_judged, target_probs, emitted, verdict)
 
     def widen(array: jax.Array, size: int, mode: str = "constant") -> jax.Array:
         missing = size - array.shape[1]
@@ -250,6 +252,16 @@ def _judge(
         if is_tree:
             verdict = verdict._replace(path=jnp.zeros((len(root), max_depth), jnp.int32))
     return _Judged(verdict, emitted, log_probs, finite, logits, features, target_probs, cache)
+
+
+def _candidates(draft: Draft) -> Draft:
+    """The part of a draft that is judged."""
+    if draft.num_candidates is None or draft.tree is None:
+        return draft
+    parents, valid = (x[:, : draft.num_candidates] for x in (draft.tree.parents, draft.tree.valid))
+    return draft.replace(
+        tokens=draft.tokens[:, : draft.num_candidates], tree=draft.tree.replace(parents=parents, valid=valid)
+    )
 
 
 def _verify(
@@ -339,9 +351,9 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     # A round emits one token beside the drafts; nothing follows an end token, nor an id that does not exist.
     budget = jnp.maximum(context.room - 1, 0)
     is_eos = _is_eos(program, draft.tokens)
-    if draft.tree is not None:
-        return _cut_tree(draft, is_eos, budget), drafter_state
     unknown = draft.tokens >= (context.options.num_ids or program.target.vocab_size)
+    if draft.tree is not None:
+        return _cut_tree(draft, is_eos, unknown, budget), drafter_state
     useful = jnp.minimum(_first(is_eos) + 1, _first(unknown))
     num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, budget), useful).astype(jnp.int32)
     return draft.replace(num_drafted=num_drafted), drafter_state
@@ -352,14 +364,19 @@ def _first(found: jax.Array) -> jax.Array:
     return jnp.where(found.any(1), found.argmax(1), found.shape[1])
 
 
-def _cut_tree(draft: Draft, is_eos: jax.Array, budget: jax.Array) -> Draft:
-    """Takes away nodes deeper than `budget` `[B]` and those below an end token (`is_eos` `[B, N]`)."""
+def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.Array) -> Draft:
+    """Takes away nodes deeper than `budget` `[B]`, those below an end token, and ids that do not exist.
+
+    Args:
+      is_eos, unknown: `[B, N] bool`.
+    """
     assert draft.tree is not None
     above = tree_lib.ancestors(draft.tree)
     depth = tree_lib.depths_of(above)[:, 1:]
     itself = jnp.eye(above.shape[1], dtype=bool)[None]
     ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
-    valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended
+    unknown = (above[:, 1:, 1:] & unknown[:, None]).any(-1)
+    valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended & ~unknown
     return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))
 
 

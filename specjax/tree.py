@@ -66,11 +66,12 @@ def level_starts(branching: Sequence[int]) -> list[int]:
 def ancestors(tree: Tree) -> jax.Array:
     """`[B, N + 1, N + 1] bool`: True where the second call position is the first or above it."""
     num_rows, num_nodes = tree.parents.shape
-    parents = jnp.pad(tree.parents, ((0, 0), (1, 0)))  # the root's parent is the root
-    itself = jnp.broadcast_to(jnp.eye(num_nodes + 1, dtype=bool)[None], (num_rows, *[num_nodes + 1] * 2))
-    above = itself
-    for _ in range(tree.max_depth):
-        above = itself | jnp.take_along_axis(above, parents[:, :, None], axis=1)
+    jump = jnp.pad(tree.parents, ((0, 0), (1, 0)))  # the root's parent is the root
+    above = jnp.broadcast_to(jnp.eye(num_nodes + 1, dtype=bool)[None], (num_rows, *[num_nodes + 1] * 2))
+    # Twice as far up each time; invalid nodes may lie deeper than what can be accepted.
+    for _ in range(num_nodes.bit_length()):
+        above = above | jnp.take_along_axis(above, jump[:, :, None], axis=1)
+        jump = jnp.take_along_axis(jump, jump, axis=1)
     return above
 
 

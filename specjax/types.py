@@ -170,6 +170,8 @@ class Draft(struct.PyTreeNode):
       tree: the topology; None for a chain.
       with_replacement: siblings are independent draws from q. Otherwise each was drawn from what q
         leaves after those before it. Static; of no meaning for a chain.
+      num_candidates: nodes that can be accepted, the first ones; those behind them ride along in the target
+        call. None: all. Static.
     """
 
     tokens: jax.Array
@@ -177,6 +179,7 @@ class Draft(struct.PyTreeNode):
     probs: jax.Array | None
     tree: Tree | None = None
     with_replacement: bool = struct.field(pytree_node=False, default=False)
+    num_candidates: int | None = struct.field(pytree_node=False, default=None)
 
     @property
     def max_depth(self) -> int:
@@ -227,8 +230,9 @@ class Drafter(Protocol):
 
     Its arrays arrive as params. `draws` is None in the greedy program: propose argmax ids.
 
-    One may have `widths`, a growing tuple that ends with `num_draft`: a target call takes only as many
-    drafts as the first of them that holds all that were proposed. Of trees it is (0, `num_draft`). Static.
+    One of trees says so by a static `drafts_trees`. One may have `widths`, a growing static tuple that ends
+    with `num_draft`: a target call takes only as many drafts as the first of them that holds all that were
+    proposed. Of trees it is (0, `num_draft`).
     """
 
     @property

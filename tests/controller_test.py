@@ -160,7 +160,9 @@ def test_what_cannot_adapt_is_refused():
         bound(DRAFT, {3: 1.5})
     with pytest.raises(ValueError, match="must be above 0"):
         bound(DRAFT, {4: -1.0})
-    with pytest.raises(ValueError, match="min_confidence=0.5: PromptLookupDrafter has no q"):
+    with pytest.raises(
+        ValueError, match="min_confidence=0.5: PromptLookupDrafter does not draft step by step"
+    ):
         controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}, min_confidence=0.5)
     with pytest.raises(ValueError, match="min_confidence=1"):
         bound(DRAFT, {4: 2.0}, min_confidence=1)

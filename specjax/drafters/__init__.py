@@ -133,6 +133,15 @@ def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> Boun
     _check_num_draft(num_draft)
     if not isinstance(inner.drafter, (ModelDrafter, PromptLookupDrafter)):
         raise ValueError(f"inner={type(inner.drafter).__name__}: give one of from_model or prompt_lookup")
+    theirs = getattr(getattr(inner.drafter, "network", draft.network), "vocab_size", None)
+    if theirs != draft.network.vocab_size:
+        raise ValueError(
+            f"inner has a vocabulary of {theirs}, the draft {draft.network.vocab_size}: they must share one"
+        )
+    if None not in (inner.tokenizer, draft.tokenizer) and (
+        inner.tokenizer.get_vocab() != draft.tokenizer.get_vocab()
+    ):
+        raise ValueError("inner has another tokenizer than the draft: they must share one")
     drafter = StagedDrafter(draft.network, num_draft, inner.drafter, engine)
     return BoundDrafter(drafter, StagedParams(draft.params, inner.params), draft.tokenizer)
 

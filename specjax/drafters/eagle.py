@@ -119,6 +119,7 @@ class EagleTreeDrafter:
     num_draft: int
     max_depth: int
     num_expanded: int
+    drafts_trees = True
 
     def __post_init__(self) -> None:
         made = self.num_expanded + (self.max_depth - 1) * self.num_expanded**2
@@ -131,8 +132,8 @@ class EagleTreeDrafter:
     def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
         """See `pairs`."""
         del prefix_width
-        num_slots = self.max_depth * self.num_expanded
-        return pairs.init(self.network, params, context, num_slots, self.max_depth)
+        num_nodes = self.max_depth * self.num_expanded
+        return pairs.init(self.network, params, context, self.max_depth, num_nodes)
 
     @property
     def widths(self) -> tuple[int, ...]:

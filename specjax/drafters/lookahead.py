@@ -28,7 +28,7 @@ class LookaheadState(struct.PyTreeNode):
     Attributes:
       window: `[B, L, W]` ids.
       pool: `[B, P, n]` ids of n-grams, -1 where there is none yet; the oldest is replaced.
-      stamp: `[B, P]`, how many n-grams were made before each; -1 where there is none.
+      stamp: `[B, P]`, how many n-grams were made before each; -1 where there is none, or the same again.
       num_made: `[B]`.
     """
 
@@ -59,6 +59,7 @@ class LookaheadDrafter:
     ngram: int
     num_candidates: int
     pool_size: int = 64
+    drafts_trees = True
 
     def __post_init__(self) -> None:
         if self.ngram < 2 or min(self.num_columns, self.num_candidates) < 1:
@@ -90,8 +91,10 @@ class LookaheadDrafter:
     def init(self, params: Params, context: Context, prefix_width: int) -> LookaheadState:
         """The first guesses are the first tokens of the source; the pool is empty."""
         del params, prefix_width
-        num_rows, num_source = context.source_ids.shape
-        guess = context.source_ids[:, np.arange(self.num_columns) % num_source]
+        num_rows = len(context.length)
+        length = jnp.maximum(context.source_mask.sum(1, dtype=jnp.int32), 1)
+        index = jnp.arange(self.num_columns)[None, :] % length[:, None]
+        guess = jnp.take_along_axis(context.source_ids, index, axis=1)
         window = jnp.broadcast_to(guess[:, None], (num_rows, self.max_depth, self.num_columns))
         pool = jnp.full((num_rows, self.pool_size, self.ngram), -1, jnp.int32)
         return LookaheadState(window, pool, pool[..., 0], jnp.zeros(num_rows, jnp.int32))
@@ -112,7 +115,8 @@ class LookaheadDrafter:
         parents = jnp.broadcast_to(jnp.asarray(self._parents())[None], tokens.shape)
         valid = jnp.concatenate([there, jnp.zeros(window.shape, bool)], axis=1)
         tree = Tree(parents, valid, self.max_depth)
-        return Draft(tokens, valid.sum(1, dtype=jnp.int32), None, tree), state
+        num_drafted = valid.sum(1, dtype=jnp.int32)
+        return Draft(tokens, num_drafted, None, tree, num_candidates=self.num_candidate_nodes), state
 
     def _parents(self) -> np.ndarray:
         """`[N] int32`, call positions."""
@@ -132,12 +136,18 @@ class LookaheadDrafter:
         columns = jnp.concatenate([state.window, said[:, None]], axis=1)  # [B, n, W]
         order = state.num_made[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
         rows, place = jnp.arange(num_rows)[:, None], order % self.pool_size
+        ngrams = columns.swapaxes(1, 2)
+        known = (state.pool[:, :, None] == ngrams[:, None]).all(-1).any(-1)  # [B, P]: made anew
+        again = (ngrams[:, :, None] == ngrams[:, None]).all(-1)  # [B, W, W]
+        later = jnp.triu(jnp.ones((width, width), bool), 1)
+        stamp = jnp.where(known, -1, state.stamp)
+        new_stamp = jnp.where((again & later[None]).any(-1), -1, order)
         moved = jnp.maximum(round.context.length - 1 - round.root, 1) - 1
         index = jnp.minimum(jnp.arange(width)[None, :] + moved[:, None], width - 1)
         index = jnp.broadcast_to(index[:, None], state.window.shape)
         return LookaheadState(
             window=jnp.take_along_axis(columns[:, 1:], index, axis=2),
-            pool=state.pool.at[rows, place].set(columns.swapaxes(1, 2)),
-            stamp=state.stamp.at[rows, place].set(order),
+            pool=state.pool.at[rows, place].set(ngrams),
+            stamp=stamp.at[rows, place].set(new_stamp),
             num_made=state.num_made + width,
         )

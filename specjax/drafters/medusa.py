@@ -23,8 +23,8 @@ class AheadNetwork(Protocol):
     def vocab_size(self) -> int:
         """V."""
 
-    def ahead(self, params: Params, features: jax.Array) -> jax.Array:
-        """Logits `[B, D, V]` of the tokens 2, 3, ... after features `[B, M]`."""
+    def ahead(self, params: Params, features: jax.Array, depth: int) -> jax.Array:
+        """Logits `[B, depth, V]` of the tokens 2, 3, ... after features `[B, M]`."""
 
 
 class MedusaState(struct.PyTreeNode):
@@ -51,6 +51,7 @@ class MedusaDrafter:
 
     network: AheadNetwork
     branching: tuple[int, ...]
+    drafts_trees = True
 
     def __post_init__(self) -> None:
         tree_lib.check_branching(self.branching)
@@ -96,7 +97,7 @@ class MedusaDrafter:
         return pairs.cut(draft, wanted), state
 
     def _run(self, params: Params, context: Context, state: MedusaState) -> Draft:
-        logits = self.network.ahead(params, state.feature)[..., : context.options.num_ids]
+        logits = self.network.ahead(params, state.feature, self.max_depth)[..., : context.options.num_ids]
         tree = tree_lib.from_branching(self.branching, len(context.length))
         num_parents, levels = 1, []
         for depth, num_children in enumerate(self.branching):

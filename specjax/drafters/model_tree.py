@@ -39,6 +39,7 @@ class ModelTreeDrafter:
     branching: tuple[int, ...]
     with_replacement: bool = False
     share_encoder: bool = False
+    drafts_trees = True
 
     def __post_init__(self) -> None:
         tree_lib.check_branching(self.branching)
@@ -149,10 +150,13 @@ class ModelTreeDrafter:
         return jnp.stack(tokens, axis=1), jnp.stack(drawn, axis=1), probs
 
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
-        """Keeps the accepted path; the next `propose` rolls back to what was committed."""
+        """Keeps the accepted path, as far as it was fed: the last level never is."""
         del params
         assert round.verdict.path is not None
-        return cache_lib.keep_path(cache, round.root, round.verdict.path)
+        cache = cache_lib.keep_path(cache, round.root, round.verdict.path)
+        num_kept = jnp.minimum(round.verdict.num_accepted, self.max_depth - 1)
+        length = jnp.minimum(cache.length, round.root + 1 + num_kept)
+        return cache_lib.rollback(cache, jnp.minimum(length, round.context.length - 1))
 
 
 def _with_ancestors(valid: jax.Array, tree: Tree) -> jax.Array:

@@ -17,8 +17,8 @@ from specjax.types import Context, Draft, Draws, Params, Round
 class OnePassDrafter:
     """Draws K tokens from K distributions that do not know of each other's tokens.
 
-    q_i depends on what was committed and on i alone, and the tokens are drawn from it: the rules for
-    chains stay exact. What a call costs hardly grows with K.
+    Penalties apart, q_i depends on what was committed and on i alone, and the tokens are drawn from it:
+    the rules for chains stay exact. What a call costs hardly grows with K.
 
     Attributes:
       network: the layer, with masks for at least K - 1 tokens. Static.

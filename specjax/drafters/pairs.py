@@ -78,9 +78,9 @@ class Fed(NamedTuple):
     ready: jax.Array
 
 
-def init(network: PairNetwork, params: Params, context: Context, num_draft: int, max_depth: int) -> PairState:
-    """One pair, of no feature."""
-    num_slots = context.tokens.shape[1] + max_depth + 1 + num_draft
+def init(network: PairNetwork, params: Params, context: Context, max_depth: int, num_extra: int) -> PairState:
+    """One pair, of no feature; the cache has room for `num_extra` entries of a draft."""
+    num_slots = context.tokens.shape[1] + max_depth + 1 + num_extra
     cache = network.init_cache(params, context.encoded, context.source_mask, num_slots)
     num_rows, _, width = context.encoded.shape
     features = jnp.zeros(

@@ -6,6 +6,7 @@ V vocabulary, T token slots.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -27,10 +28,9 @@ class StagedParams(struct.PyTreeNode):
 
 
 class StagedState(struct.PyTreeNode):
-    """The draft's cache, its encoder output, and the inner drafter's state."""
+    """The draft's cache, and the inner drafter's state."""
 
     cache: cache_lib.Cache
-    encoded: jax.Array
     inner: Any
 
 
@@ -55,6 +55,10 @@ class _Recorder:
     @property
     def max_depth(self) -> int:
         return self.inner.max_depth
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return getattr(self.inner, "widths", (self.num_draft,))
 
     def propose(
         self, params: Params, state: _RecordState, context: Context, draws: Draws | None
@@ -123,13 +127,13 @@ class StagedDrafter:
             _, _, cache = self.network.decode(params.draft, cache, context.tokens[:, : prefix_width - 1])
         cache = cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
         inner = self.inner.init(params.inner, _lengthened(context, self.num_draft, encoded), prefix_width)
-        return StagedState(cache, encoded, inner)
+        return StagedState(cache, inner)
 
     def propose(
         self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None
     ) -> tuple[Draft, StagedState]:
-        """Inner rounds until every row has K tokens."""
-        return self._run(params, context, draws, state)
+        """Inner rounds until every row has K tokens, or as many as it has room for."""
+        return self._run(params, context, draws, jnp.full_like(context.length, self.num_draft), state)
 
     def propose_up_to(
         self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None,
@@ -137,14 +141,18 @@ class StagedDrafter:
     ) -> tuple[Draft, StagedState]:  # fmt: skip
         """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
         del min_confidence
-        run = lambda state: self._run(params, context, draws, state)  # noqa: E731
+        run = functools.partial(self._run, params, context, draws, wanted)
         like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
         nothing = chain.empty(context, like, draws, self.num_draft, 0)
-        draft, state = jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
-        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
+        return jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
 
     def _run(
-        self, params: StagedParams, context: Context, draws: Draws | None, state: StagedState
+        self,
+        params: StagedParams,
+        context: Context,
+        draws: Draws | None,
+        wanted: jax.Array,
+        state: StagedState,
     ) -> tuple[Draft, StagedState]:
         num_rows, depth, engine = len(context.length), self.num_draft, self.engine
         program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
@@ -152,14 +160,15 @@ class StagedDrafter:
         probs = chain.empty(context, like, draws, depth, 0).probs
         zero = jnp.zeros(num_rows, jnp.int32)
         by_position = jnp.zeros((num_rows, self.inner.max_depth), jnp.int32)
-        lengthened = _lengthened(context, depth, state.encoded)
+        lengthened = _lengthened(context, depth, context.encoded)
+        room = jnp.minimum(wanted, jnp.maximum(context.room - 1, 0))
         first = engine.LoopState(
-            context=lengthened.replace(room=jnp.full_like(context.room, depth)),
+            context=lengthened.replace(room=room),
             cache=self._caught_up(params, state.cache, context),
             drafter_state=_RecordState(state.inner, probs, zero),
             seeds=zero.astype(jnp.uint32),
             log_probs=jnp.zeros((*lengthened.tokens.shape, 2), jnp.float32),
-            finish_reason=jnp.full(num_rows, FinishReason.RUNNING, jnp.int32),
+            finish_reason=jnp.where(room > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
             stats=Stats(zero, zero, by_position, by_position, zero),
         )
         all_params = engine.AllParams(params.draft, params.inner)
@@ -174,8 +183,9 @@ class StagedDrafter:
         _, done = jax.lax.while_loop(running, body, (jnp.asarray(0, jnp.int32), first))
         index = context.length[:, None] + jnp.arange(depth)[None, :]
         tokens = jnp.take_along_axis(done.context.tokens, index, axis=1)
-        draft = Draft(tokens, jnp.full_like(context.length, depth), done.drafter_state.probs)
-        return draft, state.replace(cache=done.cache, inner=done.drafter_state.inner)
+        recorded = done.drafter_state  # a row may have fewer: its room, or logits that are no numbers
+        draft = Draft(tokens, jnp.minimum(recorded.count, depth), recorded.probs)
+        return draft, state.replace(cache=done.cache, inner=recorded.inner)
 
     def _caught_up(self, params: StagedParams, cache: cache_lib.Cache, context: Context) -> cache_lib.Cache:
         """The cache with all committed tokens but the last: after a full acceptance it lacks one more, and

@@ -7,8 +7,9 @@ Axes: B rows, N pairs, D positions ahead, S source length, T cache slots, F widt
 features, M of its embedding, W of the heads, V vocabulary, R ids that are drafted.
 
 A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. What
-a head says at it is of token j + 2. The embedding, and the head where all ids are drafted, are the
-target's, frozen: they arrive as `frozen` and are neither trained nor stored.
+a head says at it is of token j + 2. The first pair of a text is (0, t_0). The embedding, and the head
+where all ids are drafted, are the target's, frozen: they arrive as `frozen` and are neither trained nor
+stored.
 """
 
 import dataclasses
@@ -66,6 +67,16 @@ class HeadsConfig:
             )
         if self.kind == "medusa" and self.feature_layers:
             raise ValueError(f"feature_layers={self.feature_layers}: Medusa heads read the last one only")
+        if any(not 0 <= i < target.num_decoder_layers for i in self.feature_layers):
+            raise ValueError(
+                f"feature_layers={self.feature_layers}: the target's decoder has layers 0 to "
+                f"{target.num_decoder_layers - 1}"
+            )
+        if self.kind != "medusa" and min(self.d_ff, self.num_layers, self.num_heads, self.d_kv) < 1:
+            raise ValueError(
+                f"d_ff={self.d_ff}, num_layers={self.num_layers}, num_heads={self.num_heads}, "
+                f"d_kv={self.d_kv}: each must be at least 1"
+            )
         if any(not 0 <= i < target.vocab_size for i in self.draft_ids):
             raise ValueError(f"draft_ids must be in 0..{target.vocab_size - 1}, the target's vocabulary")
 
@@ -99,11 +110,12 @@ class MedusaHeads(nn.Module):
     target: t5.T5Config
 
     @nn.compact
-    def unroll(self, frozen: Any, features: jax.Array) -> jax.Array:
-        """Maps features `[B, N, M]` to logits `[B, D, N, R]`, 2, 3, ... tokens after them."""
-        depth, width = self.config.num_steps, self.config.d_model
-        kernel = self.param("kernel", nn.initializers.zeros, (depth, width, width)).astype(features.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (depth, width)).astype(features.dtype)
+    def unroll(self, frozen: Any, features: jax.Array, depth: int | None = None) -> jax.Array:
+        """Maps features `[B, N, M]` to logits `[B, depth, N, R]` of the tokens 2, 3, ... after them."""
+        num_heads, width = self.config.num_steps, self.config.d_model
+        kernel = self.param("kernel", nn.initializers.zeros, (num_heads, width, width)).astype(features.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (num_heads, width)).astype(features.dtype)
+        kernel, bias = kernel[:depth], bias[:depth]
         change = jnp.einsum("bnm,dmk->bdnk", features, kernel, precision=self.target.precision)
         hidden = features[:, None] + nn.silu(change + bias[None, :, None])
         return _VocabularyHead(self.config, self.target, name="head")(frozen, hidden)
@@ -199,8 +211,8 @@ class FeatureDecoder(nn.Module):
     ) -> jax.Array:
         """What drafting from each of N pairs would say, for training: logits `[B, D, N, R]`.
 
-        Entry [d, i] is of the token d + 1 after that of pair i, the true tokens taken for those drafted before
-        it.
+        Entry [d, i] is of the token d + 1 after that of pair i, the true tokens taken for those drafted
+        before it.
 
         Args:
           features: `[B, N, F]`, zero in the first pair.
@@ -250,7 +262,7 @@ class FeatureDecoder(nn.Module):
         mask_ids = tuple((ahead[num_pairs:] - 1).tolist())
         hidden, _ = self.decode(frozen, hidden, tokens, cache, layout, mask_ids)
         first, rest = hidden[:, None, :num_pairs], hidden[:, num_pairs:]
-        rest = rest.reshape(len(rest), num_pairs, num_masks, -1).swapaxes(1, 2)
+        rest = rest.reshape(len(rest), num_pairs, num_masks, hidden.shape[-1]).swapaxes(1, 2)
         return jnp.concatenate([first, rest], axis=1)
 
 
@@ -286,9 +298,9 @@ class HeadsNetwork:
         """The target's arrays that are read."""
         return {name: target_params[name] for name in ("embedding", "head") if name in target_params}
 
-    def ahead(self, params: Any, features: jax.Array) -> jax.Array:
-        """Medusa's logits `[B, D, V]` after features `[B, M]`."""
-        logits = self._apply(params, params["frozen"], features[:, None], method="unroll")
+    def ahead(self, params: Any, features: jax.Array, depth: int) -> jax.Array:
+        """Logits `[B, depth, V]` of Medusa's first heads after features `[B, M]`."""
+        logits = self._apply(params, params["frozen"], features[:, None], depth, method="unroll")
         return self._spread(logits[:, :, 0])
 
     def init_cache(self, params: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:

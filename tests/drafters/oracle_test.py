@@ -10,6 +10,8 @@ import pytest
 from experiments.exact_law import GARBAGE
 from specjax import cache as cache_lib
 from specjax import decode, rounds
+from specjax import tree as tree_lib
+from specjax.controller import AdaptiveDrafter
 from specjax.drafters.eagle import EagleDrafter, EagleTreeDrafter
 from specjax.drafters.lookahead import LookaheadDrafter
 from specjax.drafters.medusa import MedusaDrafter
@@ -18,6 +20,7 @@ from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.drafters.staged import StagedDrafter, StagedParams
+from specjax.types import Tree
 
 V, LENGTH = 7, 30
 
@@ -65,9 +68,9 @@ class Markov:
     def hidden(self, params, features):
         return features
 
-    def ahead(self, params, features):
+    def ahead(self, params, features, depth):
         token, levels = params[features[:, 0].astype(jnp.int32)], []
-        for _ in range(self.num_steps):
+        for _ in range(depth):
             token = params[token]
             levels.append(20 * jax.nn.one_hot(token, V))
         return jnp.stack(levels, axis=1)
@@ -124,6 +127,43 @@ def test_oracle_is_accepted_to_the_last(name):
                 late.append(count)
             seen += count
         assert late and set(late) == {drafter.max_depth + 1}, (row, counts[row])
+
+
+class Pausing(AdaptiveDrafter):
+    """Drafts nothing for eleven rounds, which is more than pairs are kept for, then all it can."""
+
+    def wanted(self, state):
+        return jnp.where(state.tested < 11, 0, self.num_draft)
+
+    def commit(self, params, state, round):
+        inner = self.inner.commit(params, state.inner, round)
+        return state.replace(inner=inner, tested=state.tested + 1)
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name not in WARM_UP])
+def test_after_a_long_pause_it_is_accepted_to_the_last_again(name):
+    follows = jnp.asarray([3, 4, 5, 6, 2, 1, 3])
+    params = StagedParams(follows, follows) if name.startswith("staged") else follows
+    inner = DRAFTERS[name]
+    drafter = Pausing(inner, (0, inner.num_draft), (1.0, 2.0))
+    source = np.array([[0, 0, 0, 0], [5, 1, 4, 2]])
+    stats = decode.generate(
+        NETWORK, follows, source, np.ones(source.shape, bool), drafter=drafter, drafter_params=params,
+        prefix=np.array([[0], [2]]), max_new_tokens=11 + 4 * (inner.max_depth + 1), seed=0, eos_ids=(),
+    ).stats  # fmt: skip
+    assert stats.num_rounds.tolist() == [15, 15]
+    assert stats.accepted.sum(1).tolist() == [4 * inner.max_depth] * 2
+
+
+def test_the_window_of_lookahead_is_a_chain_with_its_guesses_below():
+    drafter = LookaheadDrafter(4, ngram=4, num_candidates=2)
+    parents = jnp.asarray(drafter._parents())[None]
+    above = tree_lib.ancestors(Tree(parents, jnp.ones(parents.shape, bool), drafter.max_depth))
+    depth = tree_lib.depths_of(above)[0]
+    window = depth[drafter.num_candidate_nodes + 1 :].reshape(3, 4)
+    assert window.tolist() == [[1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]]
+    assert above[0, :, 0].all()
+    assert depth[1:7].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_layouts_of_trees_see_each_node_and_what_is_above_it():

@@ -47,7 +47,7 @@ def test_one_row_adapts_and_a_batch_gets_the_best_length_or_none():
     assert isinstance(batch, ModelDrafter) and batch.num_draft == 1
     assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(64, k3=(2.3, 2.2))) is None
     tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.0))).drafter
-    assert tree.is_tree and tree.costs == (1.0, 2.0)
+    assert tree.drafts_trees and tree.costs == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_medusa_begins_as_the_targets_own_head(target_params):
         params = {"heads": heads_io.init(network, target_params, 0), "frozen": network.frozen(target_params)}
         features = jax.random.normal(jax.random.key(3), (2, 16))
         expected = t5.T5Network(TARGET).head(target_params, features[:, None])[:, 0]
-        found = network.ahead(params, features)
+        found = network.ahead(params, features, 3)
         kept = list(IDS) if network.config.draft_ids else slice(None)
         for depth in range(3):
             np.testing.assert_allclose(found[:, depth, kept], expected[:, kept], rtol=1e-4, atol=1e-5)
