@@ -173,6 +173,8 @@ def _stream_sizes(drafter: Drafter | None, vocab_size: int) -> dict[int, int]:
     if isinstance(drafter, AdaptiveDrafter):
         return _stream_sizes(drafter.inner, vocab_size)
     num_draft = 0 if drafter is None else drafter.num_draft
+    if isinstance(drafter, LookaheadDrafter):  # its window is not judged
+        num_draft = drafter.num_candidate_nodes
     sizes = {int(Stream.ACCEPT.at(i)): 2 for i in range(num_draft)} | {int(Stream.NEXT.at(0)): vocab_size}
     if isinstance(drafter, StagedDrafter):  # at most K inner rounds, whose streams are drafts outside
         inner = _stream_sizes(drafter.inner, vocab_size)

@@ -212,7 +212,7 @@ OTHERS: dict[str, Case] = {
     ),
     "2 staged": Case(kind="staged", vocab_size=2, num_tokens=5),
     "2 staged, end token, limit, minimum length": Case(
-        kind="staged", vocab_size=2, eos_ids=(1,), limit=3, options=Sampling(min_new_tokens=2)
+        kind="staged", vocab_size=2, eos_ids=(1,), limit=3, options=Sampling(min_new_tokens=1)
     ),
     "2 staged, repetition penalty": Case(
         kind="staged", vocab_size=2, options=Sampling(repetition_penalty=1.7), prefix=(0, 1)

@@ -89,6 +89,7 @@ def parts(timing: arms.Timing, costs: measure.RoundCosts, max_depth: int) -> Row
     predicted = float(analysis.predicted_speedup(timing.gain, max_depth, costs.c, costs.v, costs.o))
     return {
         "c": costs.c,
+        "draft_cost": costs.c * max_depth,
         "verify_cost": costs.v,
         "overhead": costs.o,
         "tokens_per_round_timed": timing.gain,

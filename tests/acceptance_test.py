@@ -20,14 +20,14 @@ TELLING_P = np.array([0.2, 0.4, 0.3, 0.1])
 TELLING_Q = np.array([0.6, 0.25, 0.1, 0.05])
 
 # `experiments.losslessness` enumerates every combination; here stand the token-wise rule with all of
-# them, and for the others every kind of drafter and all options at once.
+# them, and for the other rules what they treat differently, and all options at once.
 CASES = {
     key: case
     for key, case in law_cases.all_cases().items()
     if key[0] in ("speculative", "none")
     or key[2] == "prefix, end tokens, all options"
     or key[1:] == ("chain of 2", "temperature 0.6")
-    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.OTHERS, *law_cases.TREES_OF_OTHERS)
+    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.TREES_OF_OTHERS)
     or (key[1].startswith("tree 2x1, ") and "all options" not in key[1])
     or key[1] == "tree 2x1, all options, without replacement"
 }
