@@ -45,7 +45,10 @@ _SHAPE = {
 _LAYERS = flags.DEFINE_integer("num_layers", 1, "Layers; Medusa has none.")
 _FEATURES = flags.DEFINE_list("feature_layers", [], "Decoder layers of the target to read beside the last.")
 _STEPS = flags.DEFINE_integer("num_steps", 2000, "Steps.")
-_RATE = flags.DEFINE_float("learning_rate", 2e-2, "Peak rate of Adafactor, relative to a parameter's size.")
+_OPTIMIZER = flags.DEFINE_enum(
+    "optimizer", "adafactor", ["adafactor", "adamw"], "adamw for Medusa, whose params begin at zero."
+)
+_RATE = flags.DEFINE_float("learning_rate", 2e-2, "Peak rate; of adafactor relative to a parameter's size.")
 _WARMUP = flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up; then cosine to zero.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
 _REPORT = flags.DEFINE_integer("report_every", 250, "Steps between reports.")
@@ -115,13 +118,14 @@ def main(argv: list[str]) -> None:
     console.print(
         f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters, {len(pairs)} texts"
     )
-    optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
+    optimization = Optimization(_OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
     state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
     like = abstract_state(params, optimization, rules=sharding.REPLICATED)
     run = {
         **tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
         "num_texts": len(pairs), "buckets": [list(shape) for shape in tasks.shapes()],
-        "batch_size": _BATCH_SIZE.value, "learning_rate": _RATE.value, "warmup_steps": _WARMUP.value,
+        "batch_size": _BATCH_SIZE.value, "optimizer": _OPTIMIZER.value, "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value,
         "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
         "config": list(map(str, dataclasses.astuple(config))),
     }  # fmt: skip
