@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -108,7 +108,7 @@ def describe(target: api.Model, batches: Sequence[decode.Prepared], plain: Gener
 
 def compare(
     console: Console, pair: Pair, texts: Sequence[data.TextPair], temperature: float, batch_size: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The rows of one pair, temperature and batch size: one for each --num_draft."""
     target, draft = load(pair.target), load(pair.draft)
     api.check_tokenizers(target.tokenizer, draft.tokenizer)
@@ -126,7 +126,6 @@ def compare(
         **describe(target, plain_batches, plain),
     }  # fmt: skip
     first = lambda drafter: build(sources=sources[:batch_size], drafter=drafter)  # noqa: E731
-    rows = []
     for column in columns.columns():
         drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
         batches = build(drafter=drafter)
@@ -142,8 +141,8 @@ def compare(
                 analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
             )
         name = pair.draft if drafter is not None and drafter.tokenizer is not None else "none"
-        rows.append(shared | {"draft": name, "num_draft": column} | columns.settings(drafter) | row)
-    return rows
+        yield shared | {"draft": name, "num_draft": column} | columns.settings(drafter) | row
+        jax.clear_caches()  # compiled programs hold hundreds of memory maps each, and a process may run out
 
 
 def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
@@ -206,9 +205,10 @@ def main(argv: list[str]) -> None:
         console.rule(f"{i} of {len(grid)}: {pair.task}, {pair.draft}, T = {temperature:g}, B = {batch_size}")
         texts = tasks.pairs(_SPLIT.value, pair.task)
         texts = [texts[i] for i in range(min(_NUM_EXAMPLES.value, len(texts)))]
-        rows += compare(console, pair, texts, temperature, batch_size)
-        if _OUTPUT.value:
-            results.write(_OUTPUT.value, "speedup", rows)
+        for row in compare(console, pair, texts, temperature, batch_size):
+            rows.append(row)
+            if _OUTPUT.value:
+                results.write(_OUTPUT.value, "speedup", rows)
     results.show(console, f"speed-up on {results.hardware()}", rows)
     if _OUTPUT.value and _REPEATS.value:
         plot(pathlib.Path(_OUTPUT.value) / "speedup.png", rows)
