@@ -18,8 +18,16 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_legacy_prng_key", "error")
 jax.config.update("jax_num_cpu_devices", 2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """A compiled program holds memory maps, of which a process may have 65,530: the suite needs more."""
+    yield
+    jax.clear_caches()
