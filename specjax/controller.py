@@ -77,7 +77,7 @@ class AdaptiveDrafter:
     costs: tuple[float, ...]
     min_confidence: float = 0.0
     decay: float = 0.9
-    prior_alpha: float = 0.7
+    prior_alpha: float = 0.8
     prior_weight: float = 2.0
 
     @property
