@@ -86,8 +86,9 @@ def round_costs(
       state: as `decode.jitted_prefill` returned it.
       sampled: which of the two programs.
     """
-    for _ in range(2):  # a drafter on the target's features has none before the first round
-        state = decode.jitted_step(program, params, state, sampled=sampled)
+    # A drafter on the target's features has none before the first round; a row that ended drafts nothing.
+    after = decode.jitted_step(program, params, state, sampled=sampled)
+    state = after if bool(after.running.all()) else state
     arms = {
         "plain": _plain(program, params, state, sampled),
         "round": _repeat(functools.partial(_round, program, sampled), params, state),
