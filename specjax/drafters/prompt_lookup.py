@@ -64,12 +64,12 @@ class PromptLookupDrafter:
         found = (run >= self.min_ngram) & joined(1)  # something follows
         best = jnp.where(found, run, 0).argmax(axis=1)[:, None]
         # The continuation, until it leaves the part.
-        going, num_drafted, tokens = found.any(axis=1), jnp.zeros_like(context.length), []
-        for step in range(1, self.num_draft + 1):
-            going &= jnp.take_along_axis(joined(step), best, axis=1)[:, 0]
-            num_drafted += going
-            tokens.append(jnp.take_along_axis(jnp.roll(text, -step, 1), best, axis=1)[:, 0])
-        return Draft(jnp.stack(tokens, axis=1), num_drafted, None), None
+        index = best + 1 + jnp.arange(self.num_draft)[None, :]
+        at = lambda values: jnp.take_along_axis(values, index, axis=1, mode="clip")  # noqa: E731
+        part = jnp.broadcast_to(in_output[None], there.shape)
+        stays = at(there) & (at(part) == jnp.take_along_axis(part, best, axis=1)) & (index < text.shape[1])
+        going = jnp.cumprod(stays, axis=1, dtype=jnp.int32) * found.any(axis=1, keepdims=True)
+        return Draft(at(text), going.sum(axis=1, dtype=jnp.int32), None), None
 
     def propose_up_to(
         self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array,
