@@ -152,7 +152,9 @@ BUGS: dict[str, Bug] = {
         Context, "last_tokens", lambda last_tokens: lambda self, count: last_tokens(self, 1), "twin", TWIN
     ),
     "draft_tree_path_not_kept": Bug(
-        model_tree, "cache_lib", faults.by(types.SimpleNamespace(keep_path=lambda cache, root, path: cache)),
+        model_tree, "cache_lib", faults.by(
+            types.SimpleNamespace(keep_path=lambda cache, root, path: cache, rollback=cache.rollback)
+        ),
         "twin", Case(vocab_size=2, branching=(2, 1, 1), num_tokens=6),
     ),
     "limit_off_by_one": Bug(rounds, "_cut", faults.limit_too_high),
