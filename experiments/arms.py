@@ -166,12 +166,16 @@ def price_of(
         stats = jax.device_get(decode_one(request).stats)
         return float(stats.num_emitted.sum() / max(stats.num_rounds.max(), 1))
 
+    @functools.cache
+    def plain() -> float:
+        return per_round(build(None)[0])
+
     def price(drafter: BoundDrafter) -> Price:
         request = build(drafter)[0]
         costs = round_costs(request, sampled, console)
         # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
         cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
-        return Price(cost, per_round(request) / per_round(build(None)[0]), len(request.inputs["limit"]))
+        return Price(cost, per_round(request) / plain(), len(request.inputs["limit"]))
 
     return price
 

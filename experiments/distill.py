@@ -235,13 +235,7 @@ def train(
             "kept": dict.fromkeys(_ARMS.value, like.params),
         }
         restored, note = saved.restore(shapes)
-        for name, value in run.items():
-            before = note["run"].get(name, "another version of this script")
-            if before != value:
-                raise ValueError(
-                    f"{name}={value}, but {saved.directory} was made with {before}: resume with that, or "
-                    "give another --output"
-                )
+        tasks.refuse_another(run, note["run"], saved.directory)
         arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
         console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -83,3 +83,14 @@ def encoder(tokenizer: Any) -> data.Encode:
 def fingerprint() -> dict[str, Any]:
     """What decides which pairs there are, for the note of a checkpoint."""
     return {"task": _TASK.value, "prefix": task().prefix}
+
+
+def refuse_another(run: Mapping[str, Any], before: Mapping[str, Any], directory: Any) -> None:
+    """Raises a ValueError where a run to resume in `directory` had other settings; the first is named."""
+    for name, value in run.items():
+        found = before.get(name, "another version of this script")
+        if found != value:
+            raise ValueError(
+                f"{name}={value}, but {directory} was made with {found}: resume with that, or give another "
+                "--output"
+            )

@@ -1,6 +1,6 @@
 """Trains heads that draft for a frozen target, on the target's own outputs.
 
-  python -m experiments.train_heads --flagfile=configs/train_eagle.flags --data_dir=DATA
+  python -m experiments.train_heads --flagfile=configs/train_captions_eagle.flags --data_dir=DATA
 
 The target decodes the training sources once, at temperature 1 and greedily; the heads then learn its
 distributions along these texts. Every --report_every steps the chances of acceptance on validation
@@ -131,12 +131,7 @@ def main(argv: list[str]) -> None:
     }  # fmt: skip
     if saved.latest_step is not None:
         state, note = saved.restore(like)
-        for name, value in run.items():
-            if note.get(name) != value:
-                raise ValueError(
-                    f"{name}={value}, but {_OUTPUT.value} was made with {note.get(name)}: resume with "
-                    "that, or give another --output"
-                )
+        tasks.refuse_another(run, note, _OUTPUT.value)
         console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}", soft_wrap=True)
     step = loop.make_step(heads.objective(network, frozen), optimization, like)
 

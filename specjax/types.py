@@ -213,7 +213,7 @@ class Round(NamedTuple):
       verdict: what was accepted, before cutting at an end token or the length limit.
       logits: `[B, N + 1, V]` of the target.
       features: `[B, N + 1, F]` of the target.
-      target_probs: `[B, N + 1, V]`, p after each token of the call; None in the greedy program.
+      target_probs: `[B, N + 1, V]`, p after each token that is judged; None in the greedy program.
     """
 
     context: Context

@@ -16,54 +16,14 @@ from specjax.drafters import chain, pairs
 from specjax.types import Context, Draft, Draws, Layout, Params, Round, Tree
 
 
-@dataclasses.dataclass(frozen=True)
-class EagleDrafter:
-    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
+class EagleDrafter(pairs.PairChain):
+    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature."""
 
-    Attributes:
-      network: the layer. Static.
-      num_draft: K.
-    """
-
-    network: pairs.PairNetwork
-    num_draft: int
-
-    @property
-    def max_depth(self) -> int:
-        """K."""
-        return self.num_draft
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """A round in which no row drafts is a plain step."""
-        return (0, self.num_draft)
-
-    def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
-        """See `pairs`."""
-        del prefix_width
-        return pairs.init(self.network, params, context, self.num_draft, self.num_draft)
-
-    def propose(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
-    ) -> tuple[Draft, pairs.PairState]:
-        """One call on the new pairs, and K - 1 steps."""
-        return self._run(params, context, draws, state, jnp.full_like(context.length, self.num_draft))
-
-    def propose_up_to(
+    def run(
         self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
         wanted: jax.Array, min_confidence: float = 0.0,
     ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
-        """As many steps as some row still has use for; none where no row wants any. See `ModelDrafter`."""
-        run = lambda state: self._run(params, context, draws, state, wanted, min_confidence)  # noqa: E731
-        feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
-        like = pairs.logits_like(self.network, params, state)
-        nothing = chain.empty(context, like, draws, self.num_draft, 0)
-        return pairs.draft_if_wanted(run, feed_only, nothing, state, wanted)
-
-    def _run(
-        self, params: Params, context: Context, draws: Draws | None, state: pairs.PairState,
-        wanted: jax.Array, min_confidence: float = 0.0,
-    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        """One call on the new pairs, then as many steps as some row still has use for."""
         hidden, state, ready = pairs.feed(self.network, params, state, context)
         wanted = jnp.where(ready, wanted, 0)
 
@@ -83,18 +43,12 @@ class EagleDrafter:
             draft, going = put(draft, hidden, going, position)
             return position + 1, draft, hidden, going, cache
 
-        like = pairs.logits_like(self.network, params, state)
-        empty = chain.empty(context, like, draws, self.num_draft, 0)
+        empty = self.empty(params, state, context, draws)
         draft, going = put(empty, hidden, jnp.ones_like(ready), 0)
         carry = (jnp.asarray(1, jnp.int32), draft, hidden, going, state.cache)
         more = lambda carry: (carry[0] < self.num_draft) & (carry[3] & (carry[0] < wanted)).any()  # noqa: E731
         _, draft, _, _, cache = jax.lax.while_loop(more, step, carry)
         return draft, state.replace(cache=cache_lib.rollback(cache, state.cache.length))
-
-    def commit(self, params: Params, state: pairs.PairState, round: Round) -> pairs.PairState:
-        """Keeps the pairs that the round added."""
-        del params
-        return pairs.remember(state, round)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ Axes: B rows, N pairs, D deepest draft, S source length, T cache slots, F width 
 network, V vocabulary.
 """
 
+import abc
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -18,7 +20,8 @@ from flax import struct
 
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
-from specjax.types import Context, Draft, Layout, Params, Round
+from specjax.drafters import chain
+from specjax.types import Context, Draft, Draws, Layout, Params, Round
 
 
 class PairNetwork(Protocol):
@@ -128,9 +131,65 @@ def draft_if_wanted(
     return cut(draft, wanted), state
 
 
-def logits_like(network: PairNetwork, params: Params, state: PairState) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of logits `[B, 1, V]`."""
-    return jax.eval_shape(lambda: network.head(params, network.hidden(params, state.features[:, :1])))
+@dataclasses.dataclass(frozen=True)
+class PairChain(abc.ABC):
+    """What drafters of chains on pairs have in common; each says how it `run`s.
+
+    Attributes:
+      network: the layer. Static.
+      num_draft: K.
+    """
+
+    network: PairNetwork
+    num_draft: int
+
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.num_draft
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """A round in which no row drafts is a plain step."""
+        return (0, self.num_draft)
+
+    @abc.abstractmethod
+    def run(
+        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array,
+        min_confidence: float = 0.0,
+    ) -> tuple[Draft, PairState]:  # fmt: skip
+        """Feeds the pairs and drafts: for rows that want less, more than they want will do."""
+
+    def init(self, params: Params, context: Context, prefix_width: int) -> PairState:
+        """See `init` of the file."""
+        del prefix_width
+        return init(self.network, params, context, self.num_draft, self.num_draft)
+
+    def propose(
+        self, params: Params, state: PairState, context: Context, draws: Draws | None
+    ) -> tuple[Draft, PairState]:
+        """K tokens for every row that has a pair."""
+        return self.run(params, state, context, draws, jnp.full_like(context.length, self.num_draft))
+
+    def propose_up_to(
+        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array,
+        min_confidence: float = 0.0,
+    ) -> tuple[Draft, PairState]:  # fmt: skip
+        """Up to `wanted` `[B]`; no call where no row wants any. See `ModelDrafter.propose_up_to`."""
+        run = lambda state: self.run(params, state, context, draws, wanted, min_confidence)  # noqa: E731
+        feed_only = lambda state: feed(self.network, params, state, context).state  # noqa: E731
+        nothing = self.empty(params, state, context, draws)
+        return draft_if_wanted(run, feed_only, nothing, state, wanted)
+
+    def empty(self, params: Params, state: PairState, context: Context, draws: Draws | None) -> Draft:
+        """A draft of no tokens yet."""
+        logits = lambda: self.network.head(params, self.network.hidden(params, state.features[:, :1]))  # noqa: E731
+        return chain.empty(context, jax.eval_shape(logits), draws, self.num_draft, 0)
+
+    def commit(self, params: Params, state: PairState, round: Round) -> PairState:
+        """Keeps the pairs that the round added."""
+        del params
+        return remember(state, round)
 
 
 def cut(draft: Draft, wanted: jax.Array) -> Draft:

@@ -142,9 +142,14 @@ class StagedDrafter:
         """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
         del min_confidence
         run = functools.partial(self._run, params, context, draws, wanted)
-        like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
-        nothing = chain.empty(context, like, draws, self.num_draft, 0)
+        nothing = self._empty(params, state, context, draws)
         return jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
+
+    def _empty(
+        self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None
+    ) -> Draft:
+        like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
+        return chain.empty(context, like, draws, self.num_draft, 0)
 
     def _run(
         self,
@@ -156,8 +161,7 @@ class StagedDrafter:
     ) -> tuple[Draft, StagedState]:
         num_rows, depth, engine = len(context.length), self.num_draft, self.engine
         program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
-        like = jax.eval_shape(lambda: model.catch_up(self.network, params.draft, state.cache, context)[0])
-        probs = chain.empty(context, like, draws, depth, 0).probs
+        probs = self._empty(params, state, context, draws).probs
         zero = jnp.zeros(num_rows, jnp.int32)
         by_position = jnp.zeros((num_rows, self.inner.max_depth), jnp.int32)
         lengthened = _lengthened(context, depth, context.encoded)

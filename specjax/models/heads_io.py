@@ -20,6 +20,10 @@ CONFIG, WEIGHTS = "heads.json", "heads.safetensors"
 _SAMPLE = 4096  # entries of every array that a fingerprint reads
 
 
+def _name(path: tuple) -> str:
+    return "/".join(str(key.key) for key in path)
+
+
 def fingerprint(params: Any) -> str:
     """Tells one target's params from another's: path, shape and first entries of every array, in bfloat16."""
     digest = hashlib.sha256()
@@ -43,7 +47,7 @@ def save(
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
-        "/".join(str(key.key) for key in path): np.asarray(leaf.astype(jnp.bfloat16))
+        _name(path): np.asarray(leaf.astype(jnp.bfloat16))
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     document = {
@@ -106,15 +110,12 @@ def load(
         raise ValueError(f"{path} is missing or damaged ({error}): copy it again") from error
     network = heads.HeadsNetwork(config, target)
     wanted = jax.eval_shape(lambda: init(network, target_params, 0))
-    names = {
-        "/".join(str(key.key) for key in path): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)
-    }
+    names = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
     if names != {name: tensor.shape for name, tensor in tensors.items()}:
         raise ValueError(f"{path} holds other arrays than {CONFIG} says: copy both again")
     dtype = target_params["embedding"].dtype
     params = jax.tree_util.tree_map_with_path(
-        lambda path, _: jnp.asarray(tensors["/".join(str(key.key) for key in path)], dtype), wanted
+        lambda path, _: jnp.asarray(tensors[_name(path)], dtype), wanted
     )
     return network, {"heads": params, "frozen": network.frozen(target_params)}
 

@@ -98,9 +98,9 @@ def _lay_out(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def _unit(x: jax.Array, epsilon: float) -> jax.Array:
     """`x` `[..., M]` over its root mean square."""
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -112,8 +112,7 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[..., M] float32` to `[..., M]` in the compute dtype."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        mean_square = jnp.mean(jnp.square(x), -1, keepdims=True)
-        x = x * jax.lax.rsqrt(mean_square + self.config.layer_norm_epsilon)
+        x = _unit(x, self.config.layer_norm_epsilon)
         return (x * jnp.broadcast_to(scale.astype(jnp.float32), x.shape)).astype(self.config.dtype)
 
 
@@ -370,7 +369,8 @@ class T5(nn.Module):
         cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + num_new)
         logits = self.logits(features)
         if feature_layers:
-            of_layers = [_unit(streams[index]).astype(features.dtype) for index in feature_layers]
+            epsilon = self.config.layer_norm_epsilon
+            of_layers = [_unit(streams[i], epsilon).astype(features.dtype) for i in feature_layers]
             features = jnp.concatenate([features, *of_layers], axis=-1)
         return logits, features, cache
 
