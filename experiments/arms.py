@@ -139,17 +139,22 @@ def _request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, f
     return seconds
 
 
+NUM_PRICED = 16  # sources, or one batch
+
+
 class Price(NamedTuple):
-    """What a drafter's rounds cost and bring on a first batch, over plain steps.
+    """What a drafter's rounds cost and bring on the first sources, over plain steps.
 
     Attributes:
       cost: v + K c + o.
-      gain: tokens that a round of the batch emits over those of a plain step; the slowest row counts.
-      num_rows: of the batch.
+      gain: tokens that a round of a batch emits over those of a plain step; the slowest row counts.
+      alpha: accepted over tested drafts; 0 where nothing was drafted.
+      num_rows: of a batch.
     """
 
     cost: float
     gain: float
+    alpha: float
     num_rows: int
 
 
@@ -159,23 +164,29 @@ def price_of(
     """A function from a drafter to its price.
 
     Args:
-      build: the requests of a drafter, the first of which is timed.
+      build: the requests of a drafter on the first sources, the first of which is timed.
     """
 
-    def per_round(request: decode.Prepared) -> float:
-        stats = jax.device_get(decode_one(request).stats)
-        return float(stats.num_emitted.sum() / max(stats.num_rounds.max(), 1))
+    def count(requests: Sequence[decode.Prepared]) -> tuple[float, float]:
+        """Tokens a round of a batch, and alpha."""
+        stats = [jax.device_get(decode_one(request).stats) for request in requests]
+        emitted, accepted, tested = (
+            sum(float(getattr(s, name).sum()) for s in stats)
+            for name in ("num_emitted", "accepted", "tested")
+        )
+        return emitted / max(sum(int(s.num_rounds.max()) for s in stats), 1), accepted / max(tested, 1.0)
 
     @functools.cache
     def plain() -> float:
-        return per_round(build(None)[0])
+        return count(build(None))[0]
 
     def price(drafter: BoundDrafter) -> Price:
-        request = build(drafter)[0]
-        costs = round_costs(request, sampled, console)
+        requests = build(drafter)
+        costs = round_costs(requests[0], sampled, console)
         # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
         cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
-        return Price(cost, per_round(request) / plain(), len(request.inputs["limit"]))
+        per_round, alpha = count(requests)
+        return Price(cost, per_round / plain(), alpha, len(requests[0].inputs["limit"]))
 
     return price
 

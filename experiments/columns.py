@@ -54,11 +54,11 @@ class _Sources(NamedTuple):
         )
 
     def adaptive(self, kind: "_Kind", numbers: list[int]) -> BoundDrafter | None:
-        """Chains of the lengths `numbers`, or a tree of that shape, as prices allow; None: the target alone.
+        """Chains of the lengths `numbers`, or a tree of that shape; None: the target alone.
 
-        One row drafts as its own history says. Rows of a batch all pay for the longest draft and wait for
-        the slowest, which no row can know: of what brought more than it cost on a first batch, they get the
-        best.
+        Drafts that brought less than they cost on the first sources are left out altogether. Else a row
+        alone drafts as its own history says, beginning with what those sources said. Rows of a batch all
+        pay for the longest draft and wait for the slowest, which no row can know: they get what paid best.
         """
         if self.price_of is None:
             raise ValueError(f"--num_draft={self.column}: costs are not measured here; give one length")
@@ -67,11 +67,14 @@ class _Sources(NamedTuple):
         if not hasattr(made[0].drafter, "propose_up_to"):
             raise ValueError(f"--num_draft={self.column}: this kind cannot be turned off; leave adaptive out")
         prices = [(drafter, self.price_of(drafter)) for drafter in made]
-        if prices[0][1].num_rows > 1:
-            best, price = max(prices, key=lambda pair: pair[1].gain / pair[1].cost)
-            return best if price.gain > price.cost else None
+        best, price = max(prices, key=lambda pair: pair[1].gain / pair[1].cost)
+        if price.gain <= price.cost:
+            return None
+        if price.num_rows > 1:
+            return best
         costs = {drafter.drafter.num_draft: price.cost for drafter, price in prices}
-        return controller.adaptive(max(made, key=lambda one: one.drafter.num_draft), costs)
+        longest = max(made, key=lambda one: one.drafter.num_draft)
+        return controller.adaptive(longest, costs, prior_alpha=price.alpha)
 
     def staged(self, num_draft: int, num_copied: int) -> BoundDrafter:
         inner = drafters.prompt_lookup(num_copied)
@@ -164,7 +167,7 @@ def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
 def drafter(
     target: api.Model, draft: api.Model | None, column: str, price_of: PriceOf | None = None
 ) -> BoundDrafter | None:
-    """The drafter of one column; see --num_draft. None: an adaptive one that does not pay for a batch.
+    """The drafter of one column; see --num_draft. None: an adaptive one that does not pay.
 
     Args:
       target: whose heads, or whose own weights, draft.

@@ -124,7 +124,8 @@ def compare(
     plain_batches = build(target, None, sources, temperature)
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     rows = []
-    first = lambda drafter: build(target, drafter, sources[: _BATCH_SIZE.value], temperature)  # noqa: E731
+    priced = sources[: max(_BATCH_SIZE.value, arms.NUM_PRICED)]
+    first = lambda drafter: build(target, drafter, priced, temperature)  # noqa: E731
     for column in columns.columns():
         drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
         batches = build(target, drafter, sources, temperature)

@@ -125,7 +125,7 @@ def compare(
         "rule": options.rule_name(), "dtype": target.config.dtype, "seed": _SEED.value,
         **describe(target, plain_batches, plain),
     }  # fmt: skip
-    first = lambda drafter: build(sources=sources[:batch_size], drafter=drafter)  # noqa: E731
+    first = lambda drafter: build(sources=sources[: max(batch_size, arms.NUM_PRICED)], drafter=drafter)  # noqa: E731
     for column in columns.columns():
         drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
         batches = build(drafter=drafter)

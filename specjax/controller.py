@@ -151,7 +151,11 @@ class AdaptiveDrafter:
 
 
 def adaptive(
-    drafter: BoundDrafter, costs: Mapping[int, float], *, min_confidence: float = 0.0
+    drafter: BoundDrafter,
+    costs: Mapping[int, float],
+    *,
+    min_confidence: float = 0.0,
+    prior_alpha: float = 0.8,
 ) -> BoundDrafter:
     """A drafter that drafts as much as pays for each row; see `AdaptiveDrafter`.
 
@@ -160,6 +164,7 @@ def adaptive(
       costs: K -> cost of a round that drafts K tokens, over a plain step; the largest K is the
         drafter's own, and of a tree the only one. 0 (a plain step) is added at cost 1.
       min_confidence: see the class.
+      prior_alpha: the chance of acceptance that a row begins with, from 0 to 1.
 
     Raises:
       ValueError: a drafter that cannot; costs that do not fit the drafter or are not positive.
@@ -182,5 +187,8 @@ def adaptive(
         raise ValueError(f"min_confidence={min_confidence}: {name} does not draft step by step; leave it out")
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}: must be at least 0 and below 1")
+    if not 0 <= prior_alpha <= 1:
+        raise ValueError(f"prior_alpha={prior_alpha}: must be in 0..1")
     prices = tuple(float(table[k]) for k in lengths)
-    return drafter._replace(drafter=AdaptiveDrafter(inner, lengths, prices, min_confidence))
+    made = AdaptiveDrafter(inner, lengths, prices, min_confidence, prior_alpha=prior_alpha)
+    return drafter._replace(drafter=made)

@@ -21,8 +21,8 @@ def parsed():
 
 
 def priced(num_rows, **prices):
-    """`(cost, gain)` of each K."""
-    return lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], num_rows)
+    """`(cost, gain)` of each K; alpha .6."""
+    return lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], 0.6, num_rows)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,23 @@ def test_columns_by_name(column, kind, num_draft):
     assert isinstance(drafter, kind) and drafter.num_draft == num_draft
 
 
-def test_one_row_adapts_and_a_batch_gets_the_best_length_or_none():
+def test_one_row_adapts_and_a_batch_gets_the_best_length():
     prices = dict(k1=(1.4, 1.7), k3=(2.3, 2.4))
     alone = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(1, **prices)).drafter
     assert isinstance(alone, AdaptiveDrafter) and alone.costs == (1.0, 1.4, 2.3)
+    assert alone.prior_alpha == 0.6
     batch = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(4, **prices)).drafter
     assert isinstance(batch, ModelDrafter) and batch.num_draft == 1
-    assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(64, k3=(2.3, 2.2))) is None
-    tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.0))).drafter
+    tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.1))).drafter
     assert tree.drafts_trees and tree.costs == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 64])
+def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
+    assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(num_rows, k3=(2.3, 2.3))) is None
+    assert (
+        columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(num_rows, k1=(1.5, 1.4), k3=(2.3, 2.2))) is None
+    )
 
 
 @pytest.mark.parametrize(
