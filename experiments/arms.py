@@ -31,22 +31,11 @@ def requests(
     ids, mask = api.encode_sources(target, sources, truncate)
 
     def request(first: int) -> decode.Prepared:
-        return decode.prepare(
-            target.network,
-            target.params,
-            ids[first : first + batch_size],
-            mask[first : first + batch_size],
-            drafter=drafter and drafter.drafter,
-            drafter_params=drafter and drafter.params,
-            rule=rule,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            seed=np.arange(first, first + batch_size) + seed,
-            eos_ids=(target.config.eos_id,),
-            pad_id=target.config.pad_id,
-            start_id=target.config.start_id,
-            num_ids=api.num_ids(target),
-        )
+        rows = slice(first, first + batch_size)
+        return api.prepare(
+            target, ids[rows], mask[rows], drafter=drafter, rule=rule, sampling=sampling,
+            max_new_tokens=max_new_tokens, seed=np.arange(first, first + batch_size) + seed,
+        )  # fmt: skip
 
     return [request(first) for first in range(0, len(sources), batch_size)]
 

@@ -2,9 +2,12 @@
 
   python -m experiments.generate --flagfile=configs/demo.flags
   python -m experiments.generate --target=DIR --draft=DIR --input=my.txt --output=out
+  python -m experiments.generate --target=DIR --input=many.txt --output=out --nocompare --batch_size=32
 
 Prints every translation and whether it is the target's own, then one table: the target alone
-against speculative decoding, measured in turns. Without --draft only the target runs.
+against speculative decoding, measured in turns. Without --draft only the target runs. With --nocompare
+each source is decoded once, thousands of them: rows that finish get the next source, and a run that was
+killed goes on where it was.
 """
 
 import os
@@ -22,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, columns, measure, options, results, round_trace
+from experiments import arms, columns, measure, options, progress, results, round_trace
 from experiments import rows as rows_lib
 from specjax import api, data, decode, sampling
 from specjax.drafters import BoundDrafter
@@ -42,9 +45,11 @@ _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on C
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.")
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.")
+_COMPARE = flags.DEFINE_bool("compare", True, "Run the target alone as well, and measure both.")
 _SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
 _ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn; rounds.html in --output.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
+JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
 
 
 def read_sources() -> list[str]:
@@ -170,6 +175,32 @@ def target_alone(console: Console, target: api.Model, sources: list[str]) -> tup
     ], texts
 
 
+def once(
+    console: Console, target: api.Model, draft: api.Model | None, sources: list[str]
+) -> tuple[list[dict], list[str]]:
+    """Every source once, by the first of --num_draft and --temperature."""
+    column, temperature = columns.columns()[0], float(_TEMPERATURE.value[0])
+    drafter = columns.drafter(target, draft, column) if draft or columns.some_need_no_draft() else None
+    journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value else None
+    if journal is not None:
+        console.print(f"kept in {journal} until all is done: the same command goes on", soft_wrap=True)
+    started = time.perf_counter()
+    with progress.tokens(len(sources), "decoding", console) as report:
+        output = api.generate_all(
+            target, sources, batch_size=_BATCH_SIZE.value, drafter=drafter, rule=options.rule(),
+            sampling=options.sampling(temperature), max_new_tokens=_MAX_NEW_TOKENS.value,
+            seed=_SEED.value, truncate=_TRUNCATE.value, journal=journal, on_progress=report,
+        )  # fmt: skip
+    total = output.stats.total()
+    row = {
+        "temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value,
+        "num_examples": len(sources), "num_tokens": int(total.num_emitted[0]),
+        "tokens_per_target_call": float(total.tau[0]), "seconds_of_this_run": time.perf_counter() - started,
+        **rows_lib.quality(output.texts, references()),
+    }  # fmt: skip
+    return [row], output.texts
+
+
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
@@ -183,18 +214,22 @@ def main(argv: list[str]) -> None:
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if draft is None and not columns.some_need_no_draft():
+    if not _COMPARE.value:
+        rows, texts = once(console, target, draft, sources)
+    elif draft is None and not columns.some_need_no_draft():
         rows, texts = target_alone(console, target, sources)
     else:
         api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)
         runs = [compare(console, target, draft, sources, float(t)) for t in _TEMPERATURE.value]
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
-    results.show(console, "target alone against speculative decoding", rows)
+    title = "target alone against speculative decoding" if _COMPARE.value else "every source once"
+    results.show(console, title, rows)
     if _OUTPUT.value:
         results.write(_OUTPUT.value, "generate", rows)
         answers = iter(texts)
         answered = [next(answers) if line.strip() else "" for line in lines]
         results.write_text(pathlib.Path(_OUTPUT.value) / "output.txt", "".join(f"{a}\n" for a in answered))
+        (pathlib.Path(_OUTPUT.value) / JOURNAL).unlink(missing_ok=True)
         console.print(f"wrote results.json, table.md and output.txt into {_OUTPUT.value}")
 
 

@@ -5,6 +5,7 @@ best logits are that close, either may win; any other difference is an error.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -42,14 +43,16 @@ def differences(
     found = []
     for row in np.flatnonzero((plain.tokens != speculative.tokens).any(1)):
         position = int((plain.tokens[row] != speculative.tokens[row]).argmax())
-        found.append(Difference(int(row), position, _margin(batches, plain.tokens[row, :position], int(row))))
+        batch, index = divmod(int(row), len(batches[0].inputs["limit"]))
+        found.append(
+            Difference(int(row), position, margin(batches[batch], plain.tokens[row, :position], index))
+        )
     return found
 
 
-def _margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> float:
-    """The top-2 margin of what the target decides by after the tokens `before` of a row."""
-    batch, index = divmod(row, len(batches[0].inputs["limit"]))
-    program, params, inputs = batches[batch]
+def margin(request: decode.Prepared, before: Sequence[int] | np.ndarray, index: int) -> float:
+    """The top-2 margin of what the target decides by after the tokens `before` of row `index`."""
+    program, params, inputs = request
     source, mask, prefix = (inputs[k][index][None] for k in ("source_ids", "source_mask", "prefix"))
     tokens = jnp.concatenate([prefix, jnp.asarray(before, jnp.int32)[None]], axis=1)
     encoded = program.target.encode(params.target, source, mask)

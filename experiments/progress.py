@@ -1,7 +1,8 @@
 """Progress on long work: a bar on a terminal, a line now and then elsewhere."""
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
@@ -20,8 +21,35 @@ def track(items: Iterable[Item], total: int, label: str, console: Console) -> It
         return
     started = said = time.monotonic()
     for done, item in enumerate(items):
-        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+        if done and time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             left_s = (said - started) / done * (total - done)
             console.print(f"{label}: {done} of {total}, {left_s / 60:.1f} min left")
         yield item
+
+
+@contextlib.contextmanager
+def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function of (items done, tokens so far) that shows both, tokens a second, and the time left.
+
+    Its first call says what an earlier run had done.
+    """
+    first: tuple[int, float] | None = None
+    said = time.monotonic()
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def report(done: int, num_tokens: int) -> None:
+            nonlocal first, said
+            now = time.monotonic()
+            first = first or (done, now)
+            elapsed_s = max(now - first[1], 1e-9)
+            left_s = elapsed_s / max(done - first[0], 1) * (total - done)
+            speed = f"{num_tokens / elapsed_s:,.0f} tokens/s, {left_s / 60:.1f} min left"
+            bar.update(task, completed=done, description=speed)
+            if not console.is_terminal and now - said > SECONDS_BETWEEN_LINES:
+                said = now
+                console.print(f"{label}: {done} of {total}, {speed}")
+
+        yield report

@@ -1,9 +1,10 @@
 """The text-level face: load a model, generate text.
 
-Strings stay in this file; everything below it works on token arrays.
+Everything below works on token arrays.
 """
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,14 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, data, decode
+from specjax import acceptance, corpus, data, decode, texts
 from specjax.drafters import BoundDrafter
 from specjax.models import convert, heads_io, quantize, t5
 from specjax.sampling import Sampling, refuse_unknown
-from specjax.types import AcceptanceRule, FinishReason, Generation, Params, Stats
-
-SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # then multiples of 512
-MAX_SOURCE_LENGTH = 512
+from specjax.texts import Output, check_tokenizers
+from specjax.types import AcceptanceRule, Generation, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,28 +104,6 @@ def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """What `generate` returns: one entry per prompt and sample, samples of a prompt side by side.
-
-    Attributes:
-      texts: decoded text, special tokens left out.
-      token_ids: emitted ids: no start token, no padding, the end token kept where it was emitted.
-      log_probs: log softmax of the target's raw logits at every emitted token.
-      processed_log_probs: log of the distribution that was sampled from; 0 where greedy.
-      finish_reasons: "eos", "length", "stop" (a stop string), or "nonfinite" (the target's logits were
-        not numbers).
-      stats: counts; `stats.alpha` and `stats.tau` per row, `stats.total()` over all.
-    """
-
-    texts: list[str]
-    token_ids: list[list[int]]
-    log_probs: list[list[float]]
-    processed_log_probs: list[list[float]]
-    finish_reasons: list[str]
-    stats: Stats
-
-
 def generate(
     target: Model,
     prompts: Sequence[str],
@@ -165,35 +142,128 @@ def generate(
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
     refuse_unknown(unsupported.keys())
-    if isinstance(prompts, str) or not prompts or not all(isinstance(p, str) for p in prompts):
-        raise ValueError(f"prompts={prompts!r}: give a non-empty list of strings")
+    texts.check_prompts(prompts)
     if num_samples < 1:
         raise ValueError(f"num_samples={num_samples}: must be at least 1")
     if drafter is not None:
         check_tokenizers(target.tokenizer, drafter.tokenizer)
     per_row = lambda value: _repeat(value, num_samples)  # noqa: E731
     source_ids, source_mask = encode_sources(target, prompts, truncate)
-    prefix, prefix_length = _encode_prefixes(target, decoder_prefix, len(prompts))
-    generation = decode.generate(
-        target.network,
-        target.params,
+    prefix, prefix_length = texts.encode_prefixes(
+        target.tokenizer, decoder_prefix, len(prompts), target.config.start_id, target.config.pad_id
+    )
+    prepared = prepare(
+        target,
         per_row(source_ids),
         per_row(source_mask),
-        drafter=None if drafter is None else drafter.drafter,
-        drafter_params=None if drafter is None else drafter.params,
+        drafter=drafter,
         rule=rule,
         sampling=sampling and repeat_options(sampling, num_samples),
         max_new_tokens=per_row(max_new_tokens),
         seed=_sample_seeds(seed, len(prompts), num_samples),
         prefix=per_row(prefix),
         prefix_length=per_row(prefix_length),
-        eos_ids=(target.config.eos_id,) if eos_ids is None else eos_ids,
-        pad_id=target.config.pad_id,
-        num_ids=num_ids(target),
-        on_round=on_round,
-        stop=_stop_at(target.tokenizer, [stop] if isinstance(stop, str) else stop),
+        **({} if eos_ids is None else {"eos_ids": eos_ids}),
     )
+    stop_at = texts.stop_at(target.tokenizer, [stop] if isinstance(stop, str) else stop)
+    generation = decode.generate_prepared(prepared, on_round, stop_at)
     return to_output(target.tokenizer, generation)
+
+
+def generate_all(
+    target: Model,
+    prompts: Sequence[str],
+    *,
+    batch_size: int = 32,
+    num_refilled: int | None = None,
+    drafter: BoundDrafter | None = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = 64,
+    seed: int | Sequence[int] = 0,
+    truncate: bool = False,
+    journal: str | os.PathLike | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Output:
+    """Generates text for thousands of prompts: rows that finish get the next prompt (see `corpus`).
+
+    A prompt's text is what `generate` makes of it with its seed, whatever the batch size.
+
+    Args:
+      target, prompts, drafter, rule, sampling, max_new_tokens, seed, truncate: see `generate`; options and
+        limit are the same for all prompts.
+      batch_size: rows decoded together.
+      num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`. None:
+        about an eighth of it.
+      journal: a file to which outputs are written as they come. A run that was killed goes on from it;
+        one that differs in anything that outputs depend on is refused.
+      on_progress: called with the prompts done so far, those of an earlier run among them, and the tokens
+        emitted in this run; first before it begins.
+
+    Returns:
+      One entry per prompt, in their order.
+
+    Raises:
+      ValueError: an argument that cannot be used, named with its value and a remedy.
+    """
+    texts.check_prompts(prompts)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    if drafter is not None:
+        check_tokenizers(target.tokenizer, drafter.tokenizer)
+    rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
+    seeds = np.asarray(decode.row_seeds(seed, len(prompts)))
+    options: dict[str, Any] = dict(
+        drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
+    )
+    done = corpus.Journal.open(journal, _what_outputs_depend_on(target, rows, seeds, **options))
+    left = [i for i in range(len(rows)) if i not in done.records]
+
+    def request(width: int, some: Sequence[int]) -> decode.Prepared:
+        these = [left[i] for i in some]
+        ids, mask = data.pad([rows[i] for i in these], width, target.config.pad_id)
+        return prepare(target, ids, mask, seed=seeds[these], **options)
+
+    if num_refilled is None:
+        num_refilled = next((f for f in range(max(1, batch_size // 8), 0, -1) if batch_size % f == 0), 1)
+    num_emitted, lengths = 0, [len(rows[i]) for i in left]
+    if on_progress is not None:
+        on_progress(len(done.records), num_emitted)
+    for finished in corpus.decode_all(request, lengths, texts.SOURCE_BUCKETS, batch_size, num_refilled):
+        done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
+        num_emitted += int(finished.generation.length.sum())
+        if on_progress is not None:
+            on_progress(len(done.records), num_emitted)
+    return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(rows))])
+
+
+def _what_outputs_depend_on(
+    target: Model, rows: list[list[int]], seeds: np.ndarray, drafter: BoundDrafter | None, rule: Any,
+    sampling: Sampling | None, max_new_tokens: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What a journal begins with."""
+    digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
+    return {
+        "sources": digest(repr(rows).encode()),
+        "target": heads_io.fingerprint(target.params),
+        "drafter": repr(drafter and drafter.drafter),
+        "rule": getattr(rule, "__name__", repr(rule)),
+        "sampling": repr(sampling),
+        "max_new_tokens": max_new_tokens,
+        "seeds": digest(seeds.tobytes()),
+    }
+
+
+def prepare(
+    target: Model, source_ids: Any, source_mask: Any, *, drafter: BoundDrafter | None, **options: Any
+) -> decode.Prepared:
+    """`decode.prepare` with what the model says of its ids."""
+    return decode.prepare(
+        target.network, target.params, source_ids, source_mask,
+        drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,
+        pad_id=target.config.pad_id, start_id=target.config.start_id, num_ids=num_ids(target),
+        **{"eos_ids": (target.config.eos_id,), **options},
+    )  # fmt: skip
 
 
 def num_ids(target: Model) -> int | None:
@@ -208,42 +278,6 @@ def repeat_options(sampling: Sampling, times: int) -> Sampling:
     return Sampling(**{name: _repeat(v, times) for name, v in values.items() if v is not None})
 
 
-def _stop_at(tokenizer: Any, strings: Sequence[str]) -> decode.Stop | None:
-    """Where decoded text first holds one of `strings`, looked for in all of it after every token."""
-    if not strings:
-        return None
-    if not all(isinstance(s, str) and s for s in strings):
-        raise ValueError(f"stop={list(strings)!r}: give non-empty strings")
-
-    def stop(ids: list[int], num_before: int) -> int | None:
-        for end in range(num_before + 1, len(ids) + 1):
-            text = tokenizer.decode(ids[:end], skip_special_tokens=True)
-            if any(string in text for string in strings):
-                return end
-        return None
-
-    return stop
-
-
-def check_tokenizers(target: Any, draft: Any) -> None:
-    """Refuses a draft that means other pieces by the same ids.
-
-    Raises:
-      ValueError: the first id that differs is named.
-    """
-    if draft is None or target is None or draft is target:
-        return
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours == theirs:
-        return
-    pieces, others = ({i: piece for piece, i in v.items()} for v in (ours, theirs))
-    first = next(i for i in sorted(pieces.keys() | others.keys()) if pieces.get(i) != others.get(i))
-    raise ValueError(
-        f"the draft's tokenizer differs from the target's: id {first} is {others.get(first)!r} there and "
-        f"{pieces.get(first)!r} here; a draft must share the target's tokenizer"
-    )
-
-
 def encode_sources(
     target: Model, prompts: Sequence[str], truncate: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -252,33 +286,9 @@ def encode_sources(
     Raises:
       ValueError: a source is over the limit and `truncate` is False.
     """
-    rows = [list(ids) for ids in target.tokenizer(list(prompts), verbose=False).input_ids]
-    longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-    if len(rows[longest]) > MAX_SOURCE_LENGTH:
-        if not truncate:
-            raise ValueError(
-                f"prompts[{longest}] has {len(rows[longest])} tokens, over the limit of {MAX_SOURCE_LENGTH}: "
-                "shorten it, or pass truncate=True"
-            )
-        eos = target.config.eos_id
-        rows = [r if len(r) <= MAX_SOURCE_LENGTH else [*r[: MAX_SOURCE_LENGTH - 1], eos] for r in rows]
-    width = data.bucket(max(map(len, rows)), SOURCE_BUCKETS)
+    rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
+    width = data.bucket(max(map(len, rows)), texts.SOURCE_BUCKETS)
     return data.pad(rows, width, target.config.pad_id)
-
-
-def _encode_prefixes(
-    target: Model, texts: str | Sequence[str] | None, num_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The decoder's input so far: `[B, P] int32`, the start token first, and lengths `[B]`."""
-    rows = [""] * num_rows if texts is None else [texts] * num_rows if isinstance(texts, str) else list(texts)
-    if len(rows) != num_rows:
-        raise ValueError(
-            f"decoder_prefix has {len(rows)} entries: give one text, or one per prompt ({num_rows})"
-        )
-    ids = [target.tokenizer(row, add_special_tokens=False).input_ids if row else [] for row in rows]
-    rows_of_ids = [[target.config.start_id, *row] for row in ids]
-    prefix, mask = data.pad(rows_of_ids, max(map(len, rows_of_ids)), target.config.pad_id)
-    return prefix, mask.sum(1).astype(np.int32)
 
 
 def _repeat(value: Any, times: int) -> Any:
@@ -298,13 +308,4 @@ def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int)
 def to_output(tokenizer: Any, generation: Generation) -> Output:
     """Cuts arrays into lists and decodes the text."""
     generation = jax.tree.map(np.asarray, generation)
-    cut = lambda array: [row[:n].tolist() for row, n in zip(array, generation.length, strict=True)]  # noqa: E731
-    token_ids = cut(generation.tokens)
-    return Output(
-        texts=tokenizer.batch_decode(token_ids, skip_special_tokens=True),
-        token_ids=token_ids,
-        log_probs=cut(generation.log_probs),
-        processed_log_probs=cut(generation.processed_log_probs),
-        finish_reasons=[FinishReason(int(reason)).name.lower() for reason in generation.finish_reason],
-        stats=generation.stats,
-    )
+    return texts.from_records(tokenizer, texts.to_records(range(len(generation.length)), generation))

@@ -32,15 +32,17 @@ def step(program: Program, params: AllParams, state: LoopState, sampled: bool) -
     return one_round(program, params, state, keys)
 
 
-def run(program: Program, params: AllParams, state: LoopState) -> LoopState:
-    """Rounds until every row has ended.
+def run(
+    program: Program, params: AllParams, state: LoopState, max_running: jax.typing.ArrayLike = 0
+) -> LoopState:
+    """Rounds until no more than `max_running` rows run: until every row has ended.
 
     Greedy batches take a branch of their own, which draws nothing and makes no distribution.
     """
 
     def loop(sampled: bool, state: LoopState) -> LoopState:
         body = functools.partial(step, program, params, sampled=sampled)
-        return jax.lax.while_loop(lambda state: state.running.any(), body, state)
+        return jax.lax.while_loop(lambda state: state.running.sum() > max_running, body, state)
 
     any_sampled = ~sampling_lib.is_greedy(state.context.options.temperature).all()
     return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
@@ -250,11 +252,18 @@ def generate(
         max_new_tokens=max_new_tokens, seed=seed, prefix=prefix, prefix_length=prefix_length,
         length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id, num_ids=num_ids,
     )  # fmt: skip
-    if on_round is not None or stop is not None:
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(prepared[1:])):
-            raise ValueError("on_round and stop run on the host: leave them out under jit")
-        return _generate_by_rounds(*prepared, on_round, stop)
-    return jitted_generate(*prepared)
+    return generate_prepared(prepared, on_round, stop)
+
+
+def generate_prepared(
+    prepared: Prepared, on_round: OnRound | None = None, stop: Stop | None = None
+) -> Generation:
+    """`generate`, its arguments checked already."""
+    if on_round is None and stop is None:
+        return jitted_generate(*prepared)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(prepared[1:])):
+        raise ValueError("on_round and stop run on the host: leave them out under jit")
+    return _generate_by_rounds(*prepared, on_round, stop)
 
 
 def _check_sources(source_ids: jax.Array, source_mask: jax.Array) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import api, drafters
+from specjax import api, drafters, texts
 from specjax.drafters import BoundDrafter, ModelDrafter
 from specjax.models import t5
 
@@ -102,6 +102,53 @@ def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
     np.testing.assert_array_equal(batch[1], api._sample_seeds([8], 1, 2))
 
 
+MANY = ["translate this.", "a b", "c", "hello there. how are you", "z z z z z z z z z", "", "a b"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("sampling", [None, specjax.Sampling(temperature=1.0)], ids=["greedy", "sampled"])
+def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter, sampling, tmp_path):
+    options = dict(drafter=drafter, sampling=sampling, max_new_tokens=9)
+    seeds = list(range(50, 50 + len(MANY)))
+    alone = [specjax.generate(target, [p], seed=[s], **options) for p, s in zip(MANY, seeds, strict=True)]
+    run = lambda size, **more: specjax.generate_all(  # noqa: E731
+        target, MANY, batch_size=size, num_refilled=1, seed=seeds, **options, **more
+    )
+    said = []
+
+    def kill(done, num_tokens):
+        said.append((done, num_tokens))
+        if 3 <= done:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(2, journal=tmp_path / "journal", on_progress=kill)
+    assert said[0] == (0, 0)
+    resumed = []
+    after = run(3, journal=tmp_path / "journal", on_progress=lambda *now: resumed.append(now))
+    assert resumed[0] == (said[-1][0], 0) and resumed[-1][0] == len(MANY)
+    total = sum(len(output.token_ids[0]) for output in alone)
+    assert resumed[-1][1] + said[-1][1] == total  # nothing was decoded twice
+    for output in (after, run(2)):
+        for name in ("texts", "token_ids", "log_probs", "processed_log_probs", "finish_reasons"):
+            assert getattr(output, name) == [getattr(one, name)[0] for one in alone], name
+        np.testing.assert_array_equal(output.stats.accepted, [one.stats.accepted[0] for one in alone])
+
+
+def test_a_journal_of_other_options_is_refused(target, tmp_path):
+    run = lambda **options: specjax.generate_all(  # noqa: E731
+        target, PROMPTS, batch_size=2, journal=tmp_path / "journal", **options
+    )
+    run(max_new_tokens=3)
+    with pytest.raises(ValueError, match="differs in max_new_tokens: delete it"):
+        run(max_new_tokens=4)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        specjax.generate_all(target, PROMPTS, batch_size=0)
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -131,7 +178,7 @@ def test_draft_with_another_tokenizer_is_refused(target):
 
 def test_long_source_is_cut_when_asked(target):
     ids, mask = api.encode_sources(target, ["a" * 600], truncate=True)
-    assert ids.shape == (1, api.MAX_SOURCE_LENGTH) and mask.all()
+    assert ids.shape == (1, texts.MAX_SOURCE_LENGTH) and mask.all()
     assert ids[0, -1] == CONFIG.eos_id
 
 

@@ -29,7 +29,7 @@ ORDER = (
     ("analysis",),
     ("data", "metrics"),
     ("training",),
-    ("corpus",),
+    ("corpus", "texts"),
     ("api",),
     ("__init__",),
 )

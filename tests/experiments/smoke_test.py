@@ -84,6 +84,45 @@ def test_generate_without_a_draft_runs_the_target_alone(pair, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["num_examples"] == 1
 
 
+@pytest.mark.slow
+def test_generate_once_is_killed_and_goes_on(pair, tmp_path):
+    sources = "".join(f"{' '.join(WORDS[: 1 + i % 9])}\n" for i in range(60)) + "\nthe dog\n"
+    (tmp_path / "sources").write_text(sources)
+
+    def flags(name):
+        paths = [f"--target={pair}/target", f"--input={tmp_path}/sources", f"--output={tmp_path}/{name}"]
+        return [*paths, "--nocompare", "--batch_size=4", "--temperature=1", "--max_new_tokens=12"]
+
+    journal = tmp_path / "killed" / "journal.jsonl"
+    command = [sys.executable, "-m", "experiments.generate", *flags("killed")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    while killed.poll() is None:
+        if journal.exists() and journal.read_text().count("\n") > 3:
+            killed.kill()
+            killed.wait()
+    assert killed.returncode < 0 and not (tmp_path / "killed" / "output.txt").exists()
+    for name in ("killed", "whole"):
+        done = run("generate", *flags(name))
+        assert done.returncode == 0, done.stderr
+    texts = [(tmp_path / name / "output.txt").read_text() for name in ("killed", "whole")]
+    assert texts[0] == texts[1] and texts[0].count("\n") == 62 and texts[0].split("\n")[60] == ""
+    assert not journal.exists()
+
+
+@pytest.mark.slow
+def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
+    done = run(
+        "throughput", f"--target={pair}/target", f"--data_dir={pair}", "--task=multi30k_en_de",
+        "--source_prefix=", "--num_draft=0,lookup:3", "--batch_size=4", "--max_new_tokens=8", "--repeats=2",
+        f"--output={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plain, copies = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert plain["identical_to_alone"] == copies["identical_to_alone"] == "16 of 16"
+    assert plain["speedup"] > 0 and (tmp_path / "throughput.png").exists()
+
+
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in half the time
 TINY_TRAINING = (
     "--source_prefix=", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",

@@ -1,0 +1,184 @@
+"""Many sources: each row of a batch gets the next source as soon as it has finished.
+
+A batch that waits for its slowest row leaves the others idle. Here shapes stay as they are while sources
+come and go, so nothing is compiled anew; and since no row depends on the rows beside it, a source's output
+does not depend on what was decoded with it, nor on the order.
+
+Axes: B rows, F rows refilled together, S source length.
+"""
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode
+from specjax.rounds import LoopState
+from specjax.types import FinishReason, Generation
+
+# (S, sources by index) -> the request that decodes them
+Request = Callable[[int, Sequence[int]], decode.Prepared]
+
+# The state before is not needed any more: its buffers are written in place.
+_run = jax.jit(decode.run, static_argnums=0, donate_argnums=2)
+
+
+class Finished(NamedTuple):
+    """Sources that have been decoded.
+
+    Attributes:
+      indices: `[n]`, which.
+      generation: their rows, on the host.
+    """
+
+    indices: np.ndarray
+    generation: Generation
+
+
+def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[tuple[int, list[int]]]:
+    """Sources by padded length, the longest first; a bucket that would not fill a batch joins the next.
+
+    Args:
+      lengths: of the sources, in tokens.
+      buckets: values of S, growing; the last is at least the longest source.
+      num_rows: B.
+
+    Returns:
+      (S, sources by index) of each bucket, the largest S first.
+    """
+    groups, group = [], []
+    ascending = collections.deque(sorted(range(len(lengths)), key=lambda i: lengths[i]))
+    for size in buckets:
+        while ascending and lengths[ascending[0]] <= size:
+            group.append(ascending.popleft())
+        if len(group) >= num_rows or (group and not ascending):
+            groups.append((size, group[::-1]))
+            group = []
+    return groups[::-1]
+
+
+def decode_all(
+    request: Request, lengths: Sequence[int], buckets: Sequence[int], num_rows: int, num_refilled: int
+) -> Iterator[Finished]:
+    """Decodes every source, and yields them as they finish.
+
+    Args:
+      request: makes the request of any F sources; all that it gives for one S share a program.
+      lengths, buckets: see `plan`.
+      num_rows: B, rows decoded together.
+      num_refilled: F, rows that are refilled together once so many have finished; with F = B, batches of
+        fixed rows, each of which waits for its slowest.
+
+    Raises:
+      ValueError: F does not divide B.
+    """
+    if num_rows < 1 or num_refilled < 1 or num_rows % num_refilled:
+        raise ValueError(
+            f"num_rows={num_rows}, num_refilled={num_refilled}: at least 1, and the second divides the first"
+        )
+    for size, sources in plan(lengths, buckets, num_rows):
+        yield from _decode_bucket(functools.partial(request, size), sources, num_rows, num_refilled)
+
+
+def _decode_bucket(
+    request: Callable[[Sequence[int]], decode.Prepared], sources: list[int], num_rows: int, num_refilled: int
+) -> Iterator[Finished]:
+    """Sources of one S, through one pool of rows."""
+    waiting = collections.deque(sources)
+    source_of = np.full(num_rows, -1)  # -1: idle
+    state = None
+    while waiting or (source_of >= 0).any():
+        while waiting and (source_of < 0).sum() >= min(num_refilled, len(waiting)):
+            rows = np.flatnonzero(source_of < 0)[:num_refilled]
+            taken = [waiting.popleft() for _ in rows[: len(waiting)]]
+            program, params, inputs = request(taken + taken[-1:] * (num_refilled - len(taken)))
+            fresh = decode.jitted_prefill(program, params, **inputs)
+            rows = np.pad(rows[: len(taken)], (0, num_refilled - len(taken)), constant_values=num_rows)
+            state = _refill(_idle(fresh, num_rows) if state is None else state, fresh, rows)
+            source_of[rows[: len(taken)]] = taken
+        state = _run(program, params, state, num_rows - num_refilled if waiting else 0)
+        done = np.flatnonzero(~np.asarray(state.running) & (source_of >= 0))
+        generation = jax.device_get(decode.jitted_finish(program, state))
+        yield Finished(source_of[done], jax.tree.map(lambda x: x[done], generation))  # noqa: B023
+        source_of[done] = -1
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _idle(state: LoopState, num_rows: int) -> LoopState:
+    """B rows with nothing to do, of the shapes of `state`."""
+    rows = jnp.arange(num_rows) % state.seeds.shape[0]
+    state = jax.tree.map(lambda x: x[rows], state)
+    return state.replace(
+        finish_reason=jnp.full_like(state.finish_reason, int(FinishReason.LENGTH)),
+        context=state.context.replace(room=jnp.zeros_like(state.context.room)),
+    )
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _refill(state: LoopState, fresh: LoopState, rows: jax.Array) -> LoopState:
+    """Puts the rows of `fresh` at `rows` `[F]` of `state`; those at B are left out."""
+    return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), state, fresh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Journal:
+    """Outputs on disk as they come, a line of JSON each: a run that was killed goes on where it was.
+
+    Attributes:
+      path: the file; None keeps the records in memory.
+      records: what is in it, by source.
+    """
+
+    path: pathlib.Path | None
+    records: dict[int, dict[str, Any]]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike | None, header: Mapping[str, Any]) -> "Journal":
+        """Reads what is there, a torn last line left out, or begins a new one.
+
+        Args:
+          header: all that outputs depend on, as JSON has it. One of another run is refused.
+
+        Raises:
+          ValueError: the file is no journal, or one of another run; says what differs.
+        """
+        if path is None:
+            return cls(None, {})
+        path, header = pathlib.Path(path), dict(header)
+        written = path.read_bytes() if path.exists() else b""
+        whole = written[: written.rfind(b"\n") + 1]
+        lines = whole.decode(errors="replace").splitlines()
+        try:
+            found, *records = [json.loads(line) for line in lines] or [header]
+            known = {int(record["index"]): record for record in records}
+            differing = [key for key in {**header, **found} if header.get(key) != found.get(key)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a journal of outputs ({error}): move it away, or write elsewhere"
+            ) from error
+        if differing:
+            raise ValueError(
+                f"{path} is of another run, it differs in {', '.join(differing)}: delete it to begin anew, "
+                "or write elsewhere"
+            )
+        if len(whole) < len(written):
+            os.truncate(path, len(whole))
+        if not lines:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(header) + "\n")
+        return cls(path, known)
+
+    def add(self, records: Sequence[dict[str, Any]]) -> None:
+        """Writes records, each with its source's `index`."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)
+        self.records.update({record["index"]: record for record in records})

@@ -1,0 +1,117 @@
+"""Rows refilled as they finish: the same outputs, whatever is decoded together, and after a kill."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import exact_law
+from specjax import corpus, decode
+from specjax.drafters.model import ModelDrafter
+from specjax.sampling import Sampling
+
+V = 40
+TOY = exact_law.ToyNetwork(V)
+TABLE = jnp.asarray(exact_law.random_table(0, V, spread=2.0))
+DRAFT_TABLE = TABLE + jnp.asarray(exact_law.random_table(1, V))
+RNG = np.random.default_rng(5)
+SOURCES = [RNG.integers(2, V, n) for n in (5, 3, 1, 4, 2, 5, 3, 8, 7, 2, 6)]
+LIMITS = np.array([16, 1, 9, 2, 16, 3, 12, 0, 7, 16, 5])
+LENGTHS = [len(source) for source in SOURCES]
+
+
+def request(num_draft, temperature):
+    def make(width, these):
+        ids = np.array([np.pad(SOURCES[i], (0, width - LENGTHS[i])) for i in these])
+        mask = np.arange(width)[None] < np.array([LENGTHS[i] for i in these])[:, None]
+        return decode.prepare(
+            TOY, TABLE, ids, mask, drafter=ModelDrafter(TOY, num_draft) if num_draft else None,
+            drafter_params=DRAFT_TABLE if num_draft else None, sampling=Sampling(temperature=temperature),
+            max_new_tokens=LIMITS[list(these)], length_bucket=16, seed=np.array(these, np.uint32),
+            eos_ids=(1, 3),
+        )  # fmt: skip
+
+    return make
+
+
+def by_source(finished):
+    """Every leaf of every source's row; each source comes once."""
+    rows = {}
+    for indices, generation in finished:
+        for row, index in enumerate(indices.tolist()):
+            assert index not in rows
+            rows[index] = jax.tree.map(lambda x, row=row: np.asarray(x)[row], generation)
+    assert sorted(rows) == list(range(len(SOURCES)))
+    return rows
+
+
+@pytest.mark.parametrize(("num_rows", "num_refilled"), [(4, 1), (4, 2), (4, 4), (16, 2)])
+@pytest.mark.parametrize(("num_draft", "temperature"), [(0, 0.0), (3, 0.0), (3, 1.0)])
+def test_every_source_gets_what_it_gets_alone(num_rows, num_refilled, num_draft, temperature):
+    make = request(num_draft, temperature)
+    rows = by_source(corpus.decode_all(make, LENGTHS, (4, 8), num_rows, num_refilled))
+    for index, row in rows.items():
+        alone = jax.device_get(decode.jitted_generate(*make(8, [index])))
+        jax.tree.map(np.testing.assert_array_equal, row, jax.tree.map(lambda x: x[0], alone))
+
+
+def test_rows_are_refilled_before_the_others_have_finished():
+    """With F = B a batch waits for its slowest row; with F = 1 a source comes out as soon as it can."""
+    sizes = [
+        [len(done.indices) for done in corpus.decode_all(request(0, 0.0), LENGTHS, (8,), 4, f)]
+        for f in (4, 1)
+    ]
+    assert sizes[0] == [4, 4, 3]
+    assert len(sizes[1]) > 3 and sum(sizes[1]) == len(SOURCES)
+
+
+def test_one_program_serves_all_sources_of_a_length():
+    corpus._run.clear_cache()
+    decode.jitted_prefill.clear_cache()
+    for _ in range(2):  # each S: a prefill and a loop
+        by_source(corpus.decode_all(request(3, 1.0), LENGTHS, (4, 8), 4, 2))
+    assert corpus._run._cache_size() == 2 and decode.jitted_prefill._cache_size() == 2
+
+
+def test_plan_puts_the_longest_first_and_merges_what_does_not_fill_a_batch():
+    assert corpus.plan([9, 1, 2, 3, 12, 3], (4, 8, 16), 2) == [(16, [4, 0]), (4, [5, 3, 2, 1])]
+    assert corpus.plan([9, 1, 2, 3, 12, 3], (4, 8, 16), 5) == [(16, [4, 0, 5, 3, 2, 1])]
+    assert corpus.plan([3], (4, 8), 32) == [(4, [0])]
+    assert corpus.plan([], (4,), 2) == []
+
+
+@pytest.mark.parametrize(("num_rows", "num_refilled"), [(4, 3), (0, 1), (4, 0)])
+def test_rows_that_cannot_be_refilled_so_are_refused(num_rows, num_refilled):
+    with pytest.raises(ValueError, match=f"num_rows={num_rows}, num_refilled={num_refilled}"):
+        next(corpus.decode_all(request(0, 0.0), LENGTHS, (8,), num_rows, num_refilled))
+
+
+def test_a_journal_holds_what_was_added_and_forgets_a_torn_line(tmp_path):
+    path = tmp_path / "deep" / "journal"
+    first = corpus.Journal.open(path, {"seed": 1})
+    assert first.records == {}
+    first.add([{"index": 2, "text": "a"}, {"index": 0, "text": "b"}])
+    whole = path.read_bytes()
+    third = b'{"index": 1, "text": "c"}\n'
+    for torn in range(len(third)):
+        path.write_bytes(whole + third[:torn])
+        again = corpus.Journal.open(path, {"seed": 1})
+        assert again.records == first.records
+        again.add([{"index": 1, "text": "c"}])
+        assert path.read_bytes() == whole + third
+    path.write_bytes(whole[:5])  # killed in its first line
+    assert corpus.Journal.open(path, {"seed": 1}).records == {}
+
+
+def test_a_journal_of_another_run_and_a_file_that_is_none_are_refused_and_left_alone(tmp_path):
+    path = tmp_path / "journal"
+    corpus.Journal.open(path, {"seed": 1, "sources": "abc"}).add([{"index": 0}])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="is of another run, it differs in seed: delete it"):
+        corpus.Journal.open(path, {"seed": 2, "sources": "abc"})
+    for content in (b"my translations\n", b'["a"]\n', b"\xff\xfe\n", b'{"seed": 1}\n{"no": "index"}\n'):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is not a journal of outputs"):
+            corpus.Journal.open(path, {"seed": 1})
+        assert path.read_bytes() == content
+    assert before
