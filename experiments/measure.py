@@ -91,11 +91,11 @@ def round_costs(
     state = after if bool(after.running.all()) else state
     arms = {
         "plain": _plain(program, params, state, sampled),
-        "round": _repeat(functools.partial(_round, program, sampled), params, state),
-        "draft": _repeat(functools.partial(_draft, program, sampled), params, state),
-        "verify": _repeat(functools.partial(_verify, program, program.num_draft + 1), params, state),
+        "round": repeated(functools.partial(round_again, program, sampled), params, state),
+        "draft": repeated(functools.partial(draft_again, program, sampled), params, state),
+        "verify": repeated(functools.partial(verify_again, program, program.num_draft + 1), params, state),
     }
-    median = _medians(arms, repeats)
+    median = medians(arms, repeats)
     unit, num_steps = median["plain"], program.max_depth
     rest = median["round"] - median["draft"] - median["verify"]
     return RoundCosts(unit, median["draft"] / num_steps / unit, median["verify"] / unit, rest / unit)
@@ -108,15 +108,15 @@ def verify_costs(
     """v(K) of the target for each K of `num_draft`; the drafter is not run. See `round_costs`."""
     arms = {"plain": _plain(program, params, state, sampled)}
     for k in num_draft:
-        arms[str(k)] = _repeat(functools.partial(_verify, program, k + 1), params, state)
-    median = _medians(arms, repeats)
+        arms[str(k)] = repeated(functools.partial(verify_again, program, k + 1), params, state)
+    median = medians(arms, repeats)
     return {k: median[str(k)] / median["plain"] for k in num_draft}
 
 
 _TIMES = 30
 
 
-def _medians(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def medians(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Seconds of one of the 30 times in each arm; the arms take turns."""
     for arm in arms.values():
         jax.block_until_ready(arm())
@@ -132,10 +132,10 @@ def _plain(program: Program, params: AllParams, state: LoopState, sampled: bool)
         drafter_state=None,
         stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats),
     )
-    return _repeat(functools.partial(_round, plain, sampled), params, plain_state)
+    return repeated(functools.partial(round_again, plain, sampled), params, plain_state)
 
 
-def _repeat(body: Callable, params: AllParams, state: LoopState) -> Callable[[], Any]:
+def repeated(body: Callable, params: AllParams, state: LoopState) -> Callable[[], Any]:
     """Runs `body(params, state) -> state` 30 times in one program."""
 
     @jax.jit
@@ -145,7 +145,7 @@ def _repeat(body: Callable, params: AllParams, state: LoopState) -> Callable[[],
     return lambda: run(params, state)
 
 
-def _round(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
+def round_again(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
     """A whole round; what it committed is taken back, its caches stay as they came out."""
     after = decode.step(program, params, state, sampled)
     return state.replace(
@@ -157,7 +157,7 @@ def _round(program: Program, sampled: bool, params: AllParams, state: LoopState)
     )
 
 
-def _draft(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
+def draft_again(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
     keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, keys)
     seeds = state.seeds + draft.tokens.sum().astype(state.seeds.dtype)  # so that nothing is left out
@@ -169,7 +169,7 @@ def _taken_back(before: Any, after: Any) -> Any:
     return jax.tree.map(lambda x, y: x if x.ndim < 2 else y, before, after)
 
 
-def _verify(program: Program, num_new: int, params: AllParams, state: LoopState) -> LoopState:
+def verify_again(program: Program, num_new: int, params: AllParams, state: LoopState) -> LoopState:
     start = state.context.length[:, None] - 1 + jnp.arange(num_new)[None, :]
     chain = jnp.take_along_axis(state.context.tokens, start, axis=1)
     logits, _, cache = program.target.decode(params.target, state.cache, chain)

@@ -8,23 +8,19 @@ enough: first v(N), a target call on N tokens over a call on one; then, for each
 the speed-up at each alpha, predicted and measured.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-from experiments import arms, measure, results
+from experiments import arms, measure, results, shapes
 from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
 from specjax.models import t5
-from specjax.sampling import Sampling
 
 _TARGET = flags.DEFINE_string(
     "target", "t5-small", f"Shape of the target: {', '.join(t5.PRESETS)}; or LAYERSxWIDTH, as in 1x256."
@@ -33,63 +29,8 @@ _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "Each K at which they are.")
 _NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "v(N) for N = 1 to this.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.")
-_DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32 on CPU, else bfloat16.")
-_NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, each with coins of its own.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
-
-
-def dtype() -> str:
-    return _DTYPE.value or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-
-
-def shape(name: str, family: t5.T5Config = t5.PRESETS["t5-small"]) -> t5.T5Config:
-    """A preset, or a smaller relative of a family: "1x256" has one layer on each side, 256 wide.
-
-    Raises:
-      ValueError: neither.
-    """
-    if name in t5.PRESETS:
-        return dataclasses.replace(t5.PRESETS[name], dtype=dtype())
-    parts = name.split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"{name!r} is no shape: give one of {', '.join(t5.PRESETS)}, or LAYERSxWIDTH")
-    layers, width = map(int, parts)
-    return dataclasses.replace(
-        family, d_model=width, d_ff=4 * width, num_heads=max(1, width // 64), d_kv=64, num_layers=layers,
-        num_decoder_layers=layers, dtype=dtype(),
-    )  # fmt: skip
-
-
-def random_params(config: t5.T5Config, seed: int) -> Any:
-    """Initial params, made on the device in the dtype of the computation."""
-    ids = jnp.zeros((1, 8), jnp.int32)
-
-    @jax.jit
-    def init(key: jax.Array) -> Any:
-        params = t5.T5(config).init(key, ids, ids == 0, ids)["params"]
-        return jax.tree.map(lambda x: x.astype(config.dtype), params)
-
-    return init(jax.random.key(seed))
-
-
-def build(
-    target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any
-) -> list[decode.Prepared]:
-    """Requests of random tokens that run to their limit."""
-    size = (_BATCH_SIZE.value, _SOURCE.value)
-    source = np.random.default_rng(0).integers(2, target.vocab_size, size)
-    return [
-        decode.prepare(
-            t5.T5Network(target), params, source, np.ones(size, bool), drafter=drafter,
-            drafter_params=drafter_params, rule=rule, sampling=Sampling(), seed=seed, eos_ids=(),
-            max_new_tokens=_NEW_TOKENS.value,
-        )
-        for seed in range(_NUM_RUNS.value)
-    ]  # fmt: skip
 
 
 def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
@@ -107,20 +48,20 @@ def forced_rows(
     console: Console, target: t5.T5Config, params: Any, name: str, seed: int
 ) -> list[dict[str, Any]]:
     """One draft shape at every K and alpha."""
-    config = shape(name, target)
-    draft_params = random_params(config, seed)
-    plain = build(target, params, None, None, acceptance.speculative)
+    config = shapes.shape(name, target)
+    draft_params = shapes.random_params(config, seed)
+    plain = shapes.build(target, params, None, None, acceptance.speculative)
+    batch_size = len(plain[0].inputs["limit"])
     rows = []
     for num_draft in map(int, _NUM_DRAFT.value):
         drafter = drafters.ModelDrafter(t5.T5Network(config), num_draft)
         requests = {
-            alpha: build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
+            alpha: shapes.build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
             for alpha in map(float, _ALPHAS.value)
         }
         costs = arms.round_costs(next(iter(requests.values()))[0], True, console)
         for alpha, runs in requests.items():
-            num_rows = _NUM_RUNS.value * _BATCH_SIZE.value
-            timing = arms.time_arms(plain, runs, num_rows, _REPEATS.value, console)
+            timing = arms.time_arms(plain, runs, len(plain) * batch_size, _REPEATS.value, console)
             tau = analysis.expected_tokens(alpha, num_draft)
             rows.append(
                 {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": num_draft}
@@ -128,7 +69,7 @@ def forced_rows(
                 | rows_lib.parts(timing, costs, num_draft)
                 | {"predicted_speedup_paper": float(analysis.predicted_speedup(tau, num_draft, costs.c))}
                 | {"dtype": config.dtype}
-                | {"batch_size": _BATCH_SIZE.value, **peak_memory()}
+                | {"batch_size": batch_size, **peak_memory()}
             )
     return rows
 
@@ -163,13 +104,13 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    target = shape(_TARGET.value)
+    target = shapes.shape(_TARGET.value)
     with console.status("making random weights on the device"):
-        params = jax.block_until_ready(random_params(target, 0))
+        params = jax.block_until_ready(shapes.random_params(target, 0))
     count = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {dtype()}, {results.hardware()}")
+    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {shapes.dtype()}, {results.hardware()}")
     with console.status(f"v(N) for N = 1 to {_NUM_NEW.value}, a program to compile for each"):
-        curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
+        curve = verify_curve(shapes.build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
     rows = []
     for seed, name in enumerate(_DRAFTS.value, 1):

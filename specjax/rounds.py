@@ -169,7 +169,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
       draws: this round's randomness (`types.Draws`), or None for the greedy program.
     """
     draft, drafter_state = _propose(program, params, state, draws)
-    branches = [functools.partial(_judge, program, width) for width in program.widths]
+    branches = [functools.partial(judge, program, width) for width in program.widths]
     inputs = (params.target, state.cache, state.context, draft, draws)
     if len(branches) == 1:
         judged = branches[0](*inputs)
@@ -202,7 +202,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     )
 
 
-class _Judged(NamedTuple):
+class Judged(NamedTuple):
     """What the target says to a draft. Axes N and D are the drafter's, however narrow the call was."""
 
     verdict: Verdict
@@ -215,7 +215,7 @@ class _Judged(NamedTuple):
     cache: Any
 
 
-def _judge(
+def judge(
     program: Program,
     width: int,
     target_params: Params,
@@ -223,7 +223,7 @@ def _judge(
     context: Context,
     draft: Draft,
     draws: Any,
-) -> _Judged:
+) -> Judged:
     """One target call on the last token and the first `width` drafts, and the rule's verdict."""
     num_draft, max_depth, is_tree = draft.tokens.shape[1], draft.max_depth, draft.tree is not None
     if width < num_draft:
@@ -251,7 +251,7 @@ def _judge(
         target_probs = None if target_probs is None else widen(target_probs, num_draft + 1)
         if is_tree:
             verdict = verdict._replace(path=jnp.zeros((len(root), max_depth), jnp.int32))
-    return _Judged(verdict, emitted, log_probs, finite, logits, features, target_probs, cache)
+    return Judged(verdict, emitted, log_probs, finite, logits, features, target_probs, cache)
 
 
 def _candidates(draft: Draft) -> Draft:

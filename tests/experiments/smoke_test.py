@@ -365,3 +365,16 @@ def test_theory_recomputes_the_papers_tables(tmp_path):
     assert len(first) == 6 and all(row["printed_tokens"] == row["tokens"] for row in first)
     assert len(fourth) == 12 and all(abs(row["printed"] - row["recomputed"]) < 0.08 for row in fourth)
     assert (tmp_path / "theory.png").exists()
+
+
+@pytest.mark.slow
+def test_round_breakdown_times_parts(tmp_path):
+    done = run(
+        "round_breakdown", "--target=1x64", "--draft=1x64", "--num_draft=2", "--repeats=2", "--source_length=8",
+        "--max_new_tokens=8", f"--output={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]
+    parts = [name for name in greedy if name.endswith("_ms") and name != "round_ms"]
+    assert len(parts) == 6 and sum(greedy[part] for part in parts) == pytest.approx(greedy["round_ms"])
+    assert sampled["accept_ms"] > greedy["accept_ms"] and (tmp_path / "round_breakdown.png").exists()
