@@ -142,3 +142,51 @@ def memory(
     width = 2 * batch_size * config.num_decoder_layers * config.num_heads * config.d_kv * bytes_per_number
     logits = 2 * batch_size * num_new * config.vocab_size * 4
     return Memory(num_params * bytes_per_number, width * num_slots, width * num_source, logits)
+
+
+class Call(NamedTuple):
+    """What a decoder call reads and computes.
+
+    Attributes:
+      weights, cache, cross: bytes read, of weights, of keys and values of tokens, and of the encoder output.
+      operations: multiplications and additions.
+    """
+
+    weights: float
+    cache: float
+    cross: float
+    operations: float
+
+    def seconds(self, bandwidth: float, operations_per_second: float) -> float:
+        """The time below which no machine of that speed comes: reading or computing, whichever takes longer.
+
+        Args:
+          bandwidth: bytes a second, of all devices together.
+          operations_per_second: the same.
+        """
+        return max(
+            (self.weights + self.cache + self.cross) / bandwidth, self.operations / operations_per_second
+        )
+
+
+def decoder_call(
+    config: Any, *, num_new: int, batch_size: int, num_source: int, num_cached: int, bytes_per_number: int
+) -> Call:
+    """One call of a T5's decoder and head.
+
+    Kernels of cross-attention keys and values are read once per source, by the encoder's side: not here.
+
+    Args:
+      config: its shape (`T5Config`).
+      num_new: N, tokens of the call.
+      batch_size, num_source, num_cached: B, S, tokens in the cache.
+    """
+    inner, layers = config.num_heads * config.d_kv, config.num_decoder_layers
+    per_layer = 6 * config.d_model * inner + (3 if config.gated else 2) * config.d_model * config.d_ff
+    weights = layers * per_layer + config.d_model * config.vocab_size
+    cached, crossed = (2 * batch_size * layers * inner * length for length in (num_cached, num_source))
+    attended = 2 * num_new * (cached + crossed)
+    return Call(
+        *(number * bytes_per_number for number in (weights, cached, crossed)),
+        2 * batch_size * num_new * weights + attended,
+    )

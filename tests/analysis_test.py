@@ -1,10 +1,15 @@
 """The paper's formulas, against its printed digits."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import analysis
 from specjax.models import t5
+from specjax.models.config import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -133,3 +138,25 @@ def test_positions_that_are_alike_give_equation_1():
 
 def test_positions_that_differ_are_multiplied():
     assert analysis.expected_tokens_by_position([50, 10, 0], [100, 40, 0]) == pytest.approx(1.625)
+
+
+def test_a_decoder_call_reads_what_a_t5_has():
+    """Against the parameters themselves: all of decoder and head but what is read once per source."""
+    config = dataclasses.replace(PRESETS["t5-v1_1-small"], num_decoder_layers=3)
+    ids = jnp.zeros((1, 2), jnp.int32)
+    params = jax.eval_shape(t5.T5(config).init, jax.random.key(0), ids, ids == 0, ids)["params"]
+    sizes = {jax.tree_util.keystr(path): x.size for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    read = sum(
+        size for name, size in sizes.items()
+        if ("decoder_layers" in name or "head" in name)
+        and not any(part in name for part in ("scale", "['cross']['k']", "['cross']['v']"))
+    )  # fmt: skip
+    one, eight = (
+        analysis.decoder_call(config, num_new=n, batch_size=2, num_source=5, num_cached=7, bytes_per_number=2)
+        for n in (1, 8)
+    )
+    assert one.weights == eight.weights == 2 * read
+    assert one.cross / one.cache == 5 / 7 and one.cache == 2 * 2 * 2 * 3 * 6 * 64 * 7
+    assert eight.operations == 8 * one.operations
+    assert one.seconds(1e9, 1e30) == pytest.approx((one.weights + one.cache + one.cross) / 1e9)
+    assert one.seconds(1e30, 1e9) == pytest.approx(one.operations / 1e9)

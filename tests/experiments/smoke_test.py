@@ -367,11 +367,21 @@ def test_theory_recomputes_the_papers_tables(tmp_path):
     assert (tmp_path / "theory.png").exists()
 
 
+def test_roofline_is_near_what_the_paper_measured_on_its_chip(tmp_path):
+    done = run("roofline", f"--output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    (paper,) = (r for r in rows if "one chip" in r.get("machine", "") and r["draft"] == "t5-v1_1-small")
+    assert paper["predicted_speedup"] == pytest.approx(paper["paper_measured"], rel=0.1)
+    assert {row["predicted_speedup_with_launches"] < 2.5 for row in rows if "H100" in str(row)} == {True}
+    assert (tmp_path / "roofline.png").exists()
+
+
 @pytest.mark.slow
 def test_round_breakdown_times_parts(tmp_path):
     done = run(
-        "round_breakdown", "--target=1x64", "--draft=1x64", "--num_draft=2", "--repeats=2", "--source_length=8",
-        "--max_new_tokens=8", f"--output={tmp_path}",
+        "round_breakdown", "--target=1x64", "--draft=1x64", "--num_draft=2", "--repeats=2",
+        "--source_length=8", "--max_new_tokens=8", f"--output={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]

@@ -1,0 +1,139 @@
+"""On paper: what bytes and bandwidth allow on machines that we may not have.
+
+  python -m experiments.roofline --flagfile=configs/roofline.flags
+
+A decoder call at batch 1 reads all its weights once, whether for one token or for eight. So time is bytes
+over bandwidth, unless arithmetic takes longer; collectives between devices are left out. The target is
+divided over the devices, the draft lies on each. On a GPU a layer takes its kernels' launches at least,
+however little it reads: a second prediction has that floor. Below stands what was measured on this machine.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from absl import app, flags, logging
+from rich.console import Console
+
+from experiments import results
+from specjax import analysis
+from specjax.models.config import PRESETS
+
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
+_CACHED = flags.DEFINE_integer("num_cached", 32, "Tokens in the cache: the middle of an output.")
+_LAUNCH_US = flags.DEFINE_float("launch_us", 60.0, "Microseconds that a decoder layer takes a GPU at least.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and roofline.png.")
+
+# Devices, gigabytes a second and teraflops (bfloat16, dense) of each, as their makers state them.
+MACHINES = {
+    "TPU v4, one chip (the paper)": (1, 1228, 275),
+    "TPU v4-8": (4, 1228, 275),
+    "TPU v5e-8": (8, 819, 197),
+    "H100 SXM": (1, 3350, 989),
+    "H200 SXM": (1, 4800, 989),
+}
+# Target, draft, alpha, and the speed-up that the paper (tables 2 and 4; WMT, temperature 0, K = 7) measured.
+PAIRS = (
+    ("t5-v1_1-xxl", "t5-v1_1-small", 0.75, 3.4),
+    ("t5-v1_1-xxl", "t5-v1_1-base", 0.80, 2.8),
+    ("t5-11b", "t5-small", 0.75, None),
+)
+NUM_DRAFT = 7
+
+
+def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
+    """A decoder call of a shape at batch 1."""
+    return analysis.decoder_call(
+        PRESETS[name], num_new=num_new, batch_size=1, num_source=_SOURCE.value, num_cached=_CACHED.value,
+        bytes_per_number=bytes_per_number,
+    )  # fmt: skip
+
+
+def speedup(machine: str, target: str, draft: str, alpha: float, layer_s: float) -> dict[str, float]:
+    """Time of a plain step, c, v and what follows; a layer takes `layer_s` at least."""
+    devices, gigabytes, teraflops = MACHINES[machine]
+
+    def seconds(name: str, num_new: int, devices: int) -> float:
+        took = call(name, num_new).seconds(1e9 * gigabytes * devices, 1e12 * teraflops * devices)
+        return max(took, layer_s * PRESETS[name].num_decoder_layers)
+
+    plain = seconds(target, 1, devices)
+    c, v = seconds(draft, 1, 1) / plain, seconds(target, NUM_DRAFT + 1, devices) / plain
+    tau = analysis.expected_tokens(alpha, NUM_DRAFT)
+    faster = float(analysis.predicted_speedup(tau, NUM_DRAFT, c, v))
+    return {"plain_ms": 1e3 * plain, "c": c, "verify_cost": v, "predicted_speedup": faster}
+
+
+def predict(machine: str, target: str, draft: str, alpha: float, paper: float | None) -> dict[str, Any]:
+    """A row: bytes, times of the parts, the speed-up."""
+    reads = call(target, 1)
+    row = {
+        "machine": machine, "target": target, "draft": draft, "alpha": alpha, "num_draft": NUM_DRAFT,
+        "gigabytes_target": reads.weights / 1e9, "gigabytes_draft": call(draft, 1).weights / 1e9,
+        "megabytes_cache": reads.cache / 1e6, "megabytes_cross": reads.cross / 1e6,
+        **speedup(machine, target, draft, alpha, 0.0),
+    }  # fmt: skip
+    if "TPU" not in machine:
+        with_launches = speedup(machine, target, draft, alpha, 1e-6 * _LAUNCH_US.value)
+        row |= {f"{name}_with_launches": with_launches[name] for name in ("c", "predicted_speedup")}
+    # Theirs is of one chip.
+    row["paper_measured"] = paper if paper and "one chip" in machine else "not measured"
+    return row
+
+
+def measured_here() -> list[dict[str, Any]]:
+    """Rows of `walltime` that are in experiments/results, beside what this call reads."""
+    rows = []
+    for name in ("small", "base"):
+        path = pathlib.Path(__file__).parent / "results" / f"walltime_{name}" / "results.json"
+        document = json.loads(path.read_text())
+        found = [row for row in document["rows"] if "forced_alpha" in row]
+        curve = {row["num_new"]: row["verify_cost"] for row in document["rows"] if "num_new" in row}
+        reads = call(f"t5-{name}", 1, bytes_per_number=4)
+        plain_ms = float(str(found[0]["ms_per_token_target_alone"]).split()[0])
+        rows.append(
+            {
+                "measured_on": document["hardware"], "target": f"t5-{name}, float32",
+                "gigabytes_target": reads.weights / 1e9, "plain_ms_measured": plain_ms,
+                "gigabytes_per_second_reached": sum(reads[:3]) / plain_ms / 1e6,
+                "verify_cost_measured": curve[8],
+                "verify_cost_on_paper": 1.0,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    """Predicted speed-up by machine, a bar for each pair; the paper's measurements as lines."""
+    figure, axis = results.subplots(1, 1, figsize=(9, 4))
+    machines = list(MACHINES)
+    for i, (target, draft, *_) in enumerate(PAIRS):
+        these = [row for row in rows if (row["target"], row["draft"]) == (target, draft)]
+        at = [m + 0.27 * (i - 1) for m in range(len(machines))]
+        axis.bar(at, [row["predicted_speedup"] for row in these], 0.25, label=f"{target} with {draft}")
+        floors = [row.get("predicted_speedup_with_launches") for row in these]
+        axis.plot(at, floors, "k_", markersize=16, label="" if i else "with kernel launches")
+    for value, color in ((3.4, "C0"), (2.8, "C1")):
+        axis.axhline(value, color=color, linestyle="--", linewidth=1)
+    axis.set_xticks(range(len(machines)), [name.replace(", ", ",\n") for name in machines], fontsize=8)
+    axis.set(title="speed-up on paper, K = 7 (dashed: the paper's measurements)", ylim=(0, 4.6))
+    axis.legend(fontsize=8, ncol=4, loc="upper center")
+    results.save_figure(figure, path)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    console = Console()
+    rows = [predict(machine, *pair) for machine in MACHINES for pair in PAIRS]
+    results.show_lines(console, "on paper, batch 1, bfloat16", rows)
+    here = measured_here()
+    results.show_lines(console, "measured", here)
+    if _OUTPUT.value:
+        results.write(_OUTPUT.value, "roofline", [*rows, *here])
+        plot(pathlib.Path(_OUTPUT.value) / "roofline.png", rows)
+        console.print(f"wrote results.json, table.md and roofline.png into {_OUTPUT.value}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
