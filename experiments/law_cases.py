@@ -151,6 +151,11 @@ class Case:
         return pairs
 
     @property
+    def has_twin(self) -> bool:
+        """Whether a draft equal to the target is accepted always: one of a model, that draws from its q."""
+        return self.kind in ("model", "staged") and not self.deterministic
+
+    @property
     def bar(self) -> float:
         """The largest error of a probability that passes, in the precision of the case."""
         return 1e-12 if self.dtype is np.float64 else 1e-6

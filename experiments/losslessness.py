@@ -117,9 +117,8 @@ def caught(case: Case, greedy: bool) -> tuple[str, float | None]:
     error = exact_law.law_error(law.probability, case.target_law())
     if error > case.bar:
         return "exact: law", error
-    twin = case.run(twin=True)
-    draws_from_q = not case.deterministic and case.kind != "lookup"
-    if draws_from_q and twin.num_accepted < 0.999 * twin.num_tested:
+    twin = case.run(twin=True) if case.has_twin else law
+    if case.has_twin and twin.num_accepted < 0.999 * twin.num_tested:
         return "exact: twin draft rejected", 1 - float(twin.num_accepted / twin.num_tested)
     p_value = sampled_law.sampled_test(case).p_value
     return ("drawn: p-value", p_value) if p_value < REJECT_BELOW else ("nothing", 0.0)

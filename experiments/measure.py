@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax import cache as cache_lib
 from specjax import decode, draws
-from specjax.rounds import AllParams, LoopState, Program
+from specjax.program import AllParams, LoopState, Program
 
 T = TypeVar("T")
 

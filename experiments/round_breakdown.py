@@ -21,10 +21,12 @@ from flax import struct
 from rich.console import Console
 
 from experiments import measure, progress, results, shapes
-from specjax import acceptance, decode, drafters, draws, rounds
+from specjax import acceptance, decode, drafters, draws
+from specjax.judge import judge
 from specjax.models import t5
-from specjax.rounds import AllParams, LoopState, Program
+from specjax.program import AllParams, LoopState, Program
 from specjax.sampling import Sampling
+from specjax.types import Draft
 
 _TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see `walltime`.")
 _DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts, two rows each: greedy and sampled.")
@@ -79,8 +81,8 @@ def judge_again(program: Program, sampled: bool, params: AllParams, state: LoopS
     tokens, _ = context.last_tokens(k)
     tokens = jnp.minimum(tokens + state.cache.calls, program.target.vocab_size - 1)
     probs = jax.nn.softmax(params.drafter[:, :k]) if sampled else None  # once: it does not change
-    draft = rounds.Draft(tokens, jnp.full_like(context.length, k), probs)
-    judged = rounds.judge(program, k, params.target, state.cache, context, draft, keys)
+    draft = Draft(tokens, jnp.full_like(context.length, k), probs)
+    judged = judge(program, k, params.target, state.cache, context, draft, keys)
     used = judged.emitted.sum() + judged.log_probs.sum().astype(jnp.int32)
     return state.replace(
         cache=judged.cache.replace(length=state.cache.length),

@@ -186,7 +186,5 @@ def decoder_call(
     weights = layers * per_layer + config.d_model * config.vocab_size
     cached, crossed = (2 * batch_size * layers * inner * length for length in (num_cached, num_source))
     attended = 2 * num_new * (cached + crossed)
-    return Call(
-        *(number * bytes_per_number for number in (weights, cached, crossed)),
-        2 * batch_size * num_new * weights + attended,
-    )
+    reads = [float(number * bytes_per_number) for number in (weights, cached, crossed)]
+    return Call(reads[0], reads[1], reads[2], float(2 * batch_size * num_new * weights + attended))

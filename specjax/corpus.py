@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode
-from specjax.rounds import LoopState
+from specjax.program import LoopState
 from specjax.types import FinishReason, Generation
 
 # (S, sources by index) -> the request that decodes them

@@ -16,7 +16,8 @@ import numpy as np
 
 from specjax import acceptance, draws, rounds
 from specjax import sampling as sampling_lib
-from specjax.rounds import AllParams, LoopState, Program, one_round, prefill
+from specjax.program import AllParams, LoopState, Program
+from specjax.rounds import one_round, prefill
 from specjax.sampling import GREEDY_BELOW, Sampling, per_row
 from specjax.types import AcceptanceRule, Drafter, Generation, Network, Params
 

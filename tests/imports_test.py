@@ -22,6 +22,8 @@ ORDER = (
     ("acceptance",),
     ("drafters",),
     ("controller",),
+    ("program",),
+    ("judge",),
     ("rounds",),
     ("decode",),
     ("models",),
