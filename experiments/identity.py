@@ -42,11 +42,11 @@ def differences(
     found = []
     for row in np.flatnonzero((plain.tokens != speculative.tokens).any(1)):
         position = int((plain.tokens[row] != speculative.tokens[row]).argmax())
-        found.append(Difference(int(row), position, _margin(batches, plain.tokens[row, :position], int(row))))
+        found.append(Difference(int(row), position, margin(batches, plain.tokens[row, :position], int(row))))
     return found
 
 
-def _margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> float:
+def margin(batches: list[decode.Prepared], before: np.ndarray, row: int) -> float:
     """The top-2 margin of what the target decides by after the tokens `before` of a row."""
     batch, index = divmod(row, len(batches[0].inputs["limit"]))
     program, params, inputs = batches[batch]

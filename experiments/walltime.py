@@ -8,18 +8,16 @@ enough: first v(N), a target call on N tokens over a call on one; then, for each
 the speed-up at each alpha, predicted and measured.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-from experiments import arms, measure, results
+from experiments import arms, measure, results, shapes
 from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
@@ -40,40 +38,6 @@ _DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32
 _NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, each with coins of its own.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
-
-
-def dtype() -> str:
-    return _DTYPE.value or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-
-
-def shape(name: str, family: t5.T5Config = t5.PRESETS["t5-small"]) -> t5.T5Config:
-    """A preset, or a smaller relative of a family: "1x256" has one layer on each side, 256 wide.
-
-    Raises:
-      ValueError: neither.
-    """
-    if name in t5.PRESETS:
-        return dataclasses.replace(t5.PRESETS[name], dtype=dtype())
-    parts = name.split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"{name!r} is no shape: give one of {', '.join(t5.PRESETS)}, or LAYERSxWIDTH")
-    layers, width = map(int, parts)
-    return dataclasses.replace(
-        family, d_model=width, d_ff=4 * width, num_heads=max(1, width // 64), d_kv=64, num_layers=layers,
-        num_decoder_layers=layers, dtype=dtype(),
-    )  # fmt: skip
-
-
-def random_params(config: t5.T5Config, seed: int) -> Any:
-    """Initial params, made on the device in the dtype of the computation."""
-    ids = jnp.zeros((1, 8), jnp.int32)
-
-    @jax.jit
-    def init(key: jax.Array) -> Any:
-        params = t5.T5(config).init(key, ids, ids == 0, ids)["params"]
-        return jax.tree.map(lambda x: x.astype(config.dtype), params)
-
-    return init(jax.random.key(seed))
 
 
 def build(
@@ -107,8 +71,8 @@ def forced_rows(
     console: Console, target: t5.T5Config, params: Any, name: str, seed: int
 ) -> list[dict[str, Any]]:
     """One draft shape at every K and alpha."""
-    config = shape(name, target)
-    draft_params = random_params(config, seed)
+    config = shapes.shape(name, target.dtype, target)
+    draft_params = shapes.random_params(config, seed)
     plain = build(target, params, None, None, acceptance.speculative)
     rows = []
     for num_draft in map(int, _NUM_DRAFT.value):
@@ -163,11 +127,11 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    target = shape(_TARGET.value)
+    target = shapes.shape(_TARGET.value, _DTYPE.value or shapes.default_dtype())
     with console.status("making random weights on the device"):
-        params = jax.block_until_ready(random_params(target, 0))
+        params = jax.block_until_ready(shapes.random_params(target, 0))
     count = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {dtype()}, {results.hardware()}")
+    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {target.dtype}, {results.hardware()}")
     with console.status(f"v(N) for N = 1 to {_NUM_NEW.value}, a program to compile for each"):
         curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
