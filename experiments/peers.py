@@ -108,6 +108,14 @@ def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) 
     }
 
 
+def tau(requests: Sequence[decode.Prepared] | None) -> float | str:
+    """Tokens a target call of our speculative arms."""
+    if requests is None:
+        return "-"
+    stats = [jax.device_get(decode.jitted_generate(*request).stats) for request in requests]
+    return float(sum(s.num_emitted[0] for s in stats) / sum(s.num_rounds[0] for s in stats))
+
+
 def compare(
     case: peer_cases.Case, made: peer_arms.Arms, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, Times]]:
@@ -125,7 +133,8 @@ def compare(
             rows.append({**row, "ms_per_token": arm})
             continue
         spreads = {"ms_per_token": str(times[name].ms), "time_over_plain": str(times[name].over_plain)}
-        rows.append({**row, **spreads, **same(case, outputs[PLAIN], outputs[name])})
+        row |= spreads | {"tokens_per_target_call": tau(case.speculative.get(name))}
+        rows.append({**row, **same(case, outputs[PLAIN], outputs[name])})
     counted = counts[PLAIN]
     with console.status("measuring how fast memory is read"):
         floor = memory_floor.row(case.plain, counted, _REPEATS.value)
@@ -143,9 +152,9 @@ def plot(path: pathlib.Path, title: str, times: dict[str, Times], floor_ms: floa
     for i, name in enumerate(names):
         text = f"  {times[name].over_plain.median:.2f}x"
         axis.text(times[name].ms.high, i, text, va="center", fontsize=8)
-    axis.axvline(floor_ms, color="C3", linestyle="--", linewidth=1, label="weights read from memory once")
-    axis.set(xlabel="ms a token, end to end (and over our plain loop)", title=title, xlim=(0, None))
-    axis.margins(x=0.12)
+    axis.axvline(floor_ms, color="C3", linestyle="--", linewidth=1, label="float32 weights read once a token")
+    longest = max(x.high for x in ms)
+    axis.set(xlabel="ms a token, end to end (and over our plain loop)", title=title, xlim=(0, 1.15 * longest))
     axis.legend(fontsize=8)
     axis.grid(alpha=0.3, axis="x")
     results.save_figure(figure, path)
@@ -175,10 +184,11 @@ def main(argv: list[str]) -> None:
             case = make_case(folder)
         rows, times = compare(case, all_arms(case, folder, console), console)
     title = f"{case.name}: greedy, batch 1, {len(case.sources)} sources, {results.hardware()}"
-    results.show_lines(console, title, rows[:-1])
-    results.show_lines(console, "the floor that memory sets", rows[-1:])
+    shown = [{name: value for name, value in row.items() if name != "model"} for row in rows]
+    results.show_lines(console, title, shown[:-1])
+    results.show_lines(console, "the floor that memory sets", shown[-1:])
     if _OUTPUT.value:
-        results.write(_OUTPUT.value, "peers", rows)
+        results.write(_OUTPUT.value, "peers", rows, peer_arms.PACKAGES)
         plot(pathlib.Path(_OUTPUT.value) / "peers.png", title, times, rows[-1]["floor_ms"])
         console.print(f"wrote results.json, table.md and peers.png into {_OUTPUT.value}", soft_wrap=True)
 
