@@ -95,7 +95,7 @@ def time_arms(
         tokens[name] = int(np.concatenate([s.num_emitted for s in stats])[:num_rows].sum())
         # A round serves all rows of its batch.
         rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
-    runs = {name: functools.partial(_request_seconds, requests) for name, requests in arms.items()}
+    runs = {name: functools.partial(request_seconds, requests) for name, requests in arms.items()}
     turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
     # [turns, requests, 2]: prefill, loop
     times = {name: np.array([turn[name] for turn in turns]) for name in arms}
@@ -116,7 +116,7 @@ def time_arms(
     )
 
 
-def _request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, float]]:
+def request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, float]]:
     """Seconds of prefill and of the loop of each request."""
     seconds = []
     for program, params, inputs in requests:

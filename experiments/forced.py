@@ -1,13 +1,16 @@
-"""A rule for benchmarks that is not a sampler: acceptance is set by hand."""
+"""For benchmarks, not for sampling: a rule, and a drafter, whose acceptance is set by hand."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import acceptance
 from specjax.draws import Stream
-from specjax.types import AcceptanceRule, Draft, Draws, Verdict
+from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, Network, Params, Round, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,3 +36,71 @@ class Forced:
         # Never true, which the compiler cannot know: the rule's own count has to be computed.
         impossible = verdict.num_accepted > num_draft
         return verdict._replace(num_accepted=jnp.where(impossible, verdict.num_accepted, forced))
+
+
+class ForcedParams(NamedTuple):
+    """Of a `ForcedDrafter`.
+
+    Attributes:
+      inner: params of the drafter whose work is done.
+      tokens: `[B, T]`, what to draft as each token of the output.
+    """
+
+    inner: Params
+    tokens: jax.Array
+
+
+def forced_tokens(outputs: Sequence[Sequence[int]], alpha: float, num_ids: int, seed: int) -> jax.Array:
+    """What the target says at each position by a coin of chance `alpha`, else another id: `[B, T]`.
+
+    Args:
+      outputs: the target's own greedy output, of one length.
+    """
+    known = np.asarray(outputs)
+    kept = np.random.default_rng(seed).random(known.shape) < alpha
+    return jnp.asarray(np.where(kept, known, (known + 1) % num_ids), jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedDrafter:
+    """Not a drafter: computes `inner`, then proposes what it was told to, known from an earlier run.
+
+    For greedy programs, in which no rule is asked: they emit the target's own tokens, and each draft
+    is accepted by the coin that `forced_tokens` threw. The decoder's prefix is the start token alone.
+    """
+
+    inner: Drafter
+
+    @property
+    def network(self) -> Network:
+        """Of the draft model."""
+        return self.inner.network  # type: ignore[attr-defined]
+
+    @property
+    def num_draft(self) -> int:
+        """K."""
+        return self.inner.num_draft
+
+    @property
+    def max_depth(self) -> int:
+        """K."""
+        return self.inner.max_depth
+
+    def init(self, params: ForcedParams, context: Context, prefix_width: int) -> Any:
+        """That of `inner`."""
+        return self.inner.init(params.inner, context, prefix_width)
+
+    def propose(
+        self, params: ForcedParams, state: Any, context: Context, draws: Draws | None
+    ) -> tuple[Draft, Any]:
+        """The draft of `inner` with its tokens replaced."""
+        draft, state = self.inner.propose(params.inner, state, context, draws)
+        index = context.length[:, None] - 1 + jnp.arange(self.num_draft)[None, :]
+        told = jnp.take_along_axis(params.tokens, index, axis=1, mode="clip")
+        # Never true, which the compiler cannot know: the drafts of `inner` have to be computed.
+        impossible = (draft.num_drafted > self.num_draft)[:, None]
+        return draft.replace(tokens=jnp.where(impossible, draft.tokens, told)), state
+
+    def commit(self, params: ForcedParams, state: Any, round: Round) -> Any:
+        """That of `inner`."""
+        return self.inner.commit(params.inner, state, round)

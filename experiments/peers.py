@@ -1,115 +1,197 @@
-"""The same checkpoint and sentences in other libraries, side by side (extra `parity`).
+"""The same checkpoint and sentences in other libraries, side by side (extra `peers`).
 
   python -m experiments.peers --flagfile=configs/peers.flags
 
-Greedy, batch 1, end to end (encoder included, text handling excluded), the same number of
-threads; all arms take turns sentence set by sentence set, and the tokens are compared.
+Greedy, batch 1, end to end (encoder included, text handling excluded), the same number of threads; all
+arms take turns, and their tokens are compared with those of our plain loop. With --shape: random weights
+of that shape, whose rows all run to --max_new_tokens; our drafts are then forced, a benchmark and not a
+sampler. Below the table, the time that reading the weights takes at least.
 """
 
 import functools
-import os
-from collections.abc import Callable
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+import pathlib
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-import specjax
-from experiments import arms, measure, progress, results
+from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results
 from specjax import data, decode
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way.")
+_SHAPE = flags.DEFINE_string("shape", None, "In place of both: a preset such as t5-small, random weights.")
+_DRAFT_SHAPE = flags.DEFINE_string("draft_shape", "1x64", "Of the draft of a --shape, LAYERSxWIDTH.")
+_ALPHA = flags.DEFINE_float("alpha", 0.75, "With --shape: the chance of acceptance that is forced.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "With --shape: source tokens.")
 _INPUT = flags.DEFINE_string("input", "configs/demo.txt", "File with one source a line.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.")
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K, drafted tokens a round.")
+_NUM_EXAMPLES = flags.DEFINE_integer(
+    "num_examples", None, "Only so many sources; with --shape 4 if not given."
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries beside our own.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.")
-_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and peers.png.")
 
-Arm = Callable[[], list[list[int]]]
-
-
-def specjax_arm(batches: list[decode.Prepared]) -> Arm:
-    """All sentences through one of our programs; ids of each."""
-
-    def run() -> list[list[int]]:
-        done = [jax.device_get(decode.jitted_generate(*request)) for request in batches]
-        return [g.tokens[0, : g.length[0]].tolist() for g in done]
-
-    return run
+PLAIN = "specjax, target alone"
+# Threads of some libraries go on waiting for work, at full speed, for up to .2 s after it.
+SETTLE_S = 0.5
 
 
-def torch_arm(directory: str, sources: list[np.ndarray], max_new_tokens: int) -> Arm:
-    """All sentences through transformers' `generate` in torch, with its cache."""
-    import torch
-    import transformers
+class Times(NamedTuple):
+    """Milliseconds a token of an arm, and that over the plain loop's in the same turn."""
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = transformers.T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
-    inputs = [torch.tensor(ids)[None] for ids in sources]
+    ms: measure.Spread
+    over_plain: measure.Spread
 
-    def generate(ids):
-        # Its own cache has one slot per *encoder* layer (transformers 5.24): too few for this target.
-        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
-        return model.generate(
-            ids, max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, cache=cache
-        )
 
-    def run() -> list[list[int]]:
-        with torch.inference_mode():
-            return [generate(ids)[0, 1:].tolist() for ids in inputs]
+def our_arm(requests: Sequence[decode.Prepared]) -> peer_arms.Arm:
+    """Our program as an arm."""
+
+    def run(source: int) -> list[int]:
+        done = jax.device_get(decode.jitted_generate(*requests[source]))
+        return done.tokens[0, : done.length[0]].tolist()
 
     return run
+
+
+def all_arms(case: peer_cases.Case, folder: pathlib.Path, console: Console) -> peer_arms.Arms:
+    """Ours, then those of --peers; what cannot run says why."""
+    made: peer_arms.Arms = {PLAIN: our_arm(case.plain)}
+    made |= {name: our_arm(requests) for name, requests in case.speculative.items()}
+    for library in _PEERS.value:
+        with console.status(f"loading and converting for {library}"):
+            made |= peer_arms.build(library, case, folder)
+    return made
+
+
+def turn_seconds(arm: peer_arms.Arm, num_sources: int) -> float:
+    """Seconds of all sources, after a pause and one source that is not timed: the caches are another's."""
+    time.sleep(SETTLE_S)
+    arm(0)
+    started = time.perf_counter()
+    for source in range(num_sources):
+        arm(source)
+    return time.perf_counter() - started
+
+
+def time_all(
+    arms: dict[str, peer_arms.Arm], counts: dict[str, int], num_sources: int, console: Console
+) -> dict[str, Times]:
+    """Every arm in turns; a token is one of the arm's own."""
+    timed = {name: functools.partial(turn_seconds, arm, num_sources) for name, arm in arms.items()}
+    alternating = measure.alternate(timed, _REPEATS.value)
+    turns = list(progress.track(alternating, _REPEATS.value, "timing all arms in turns", console))
+    ms = {name: np.array([1e3 * turn[name] / counts[name] for turn in turns]) for name in arms}
+    return {name: Times(measure.Spread.of(x), measure.Spread.of(x / ms[PLAIN])) for name, x in ms.items()}
+
+
+def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+    """How much of an output is that of our plain loop; of the rows that differ, how many do at a near tie."""
+    equal = near_ties = 0
+    for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        pairs = zip([*a, None], [*b, None], strict=False)
+        first = next((i for i, (x, y) in enumerate(pairs) if x != y), len(a))
+        equal += first
+        if a != b:
+            near_ties += identity.margin(case.plain[row], a[:first], 0) < identity.NEAR_TIE
+    rows = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "same_rows": f"{rows} of {len(ours)}",
+        "same_tokens": f"{equal} of {sum(map(len, ours))}",
+        "num_near_ties": int(near_ties),
+    }
+
+
+def tau(requests: Sequence[decode.Prepared] | None) -> float | str:
+    """Tokens a target call of our speculative arms."""
+    if requests is None:
+        return "-"
+    stats = [jax.device_get(decode.jitted_generate(*request).stats) for request in requests]
+    return float(sum(s.num_emitted[0] for s in stats) / sum(s.num_rounds[0] for s in stats))
+
+
+def compare(
+    case: peer_cases.Case, made: peer_arms.Arms, console: Console
+) -> tuple[list[dict[str, Any]], dict[str, Times]]:
+    """A row for each arm, and the times of those that ran."""
+    arms = {name: arm for name, arm in made.items() if callable(arm)}
+    num_sources, outputs = len(case.sources), {}
+    for name, arm in progress.track(arms.items(), len(arms), "warming up, comparing tokens", console):
+        outputs[name] = [arm(source) for source in range(num_sources)]
+    counts = {name: sum(map(len, rows)) for name, rows in outputs.items()}
+    times = time_all(arms, counts, num_sources, console)
+    rows: list[dict[str, Any]] = []
+    for name, arm in made.items():
+        row = {"model": case.name, "arm": name}
+        if not callable(arm):
+            rows.append({**row, "ms_per_token": arm})
+            continue
+        spreads = {"ms_per_token": str(times[name].ms), "time_over_plain": str(times[name].over_plain)}
+        row |= spreads | {"tokens_per_target_call": tau(case.speculative.get(name))}
+        rows.append({**row, **same(case, outputs[PLAIN], outputs[name])})
+    counted = counts[PLAIN]
+    with console.status("measuring how fast memory is read"):
+        floor = memory_floor.row(case.plain, counted, _REPEATS.value)
+    return [*rows, {"model": case.name, **floor}], times
+
+
+def plot(path: pathlib.Path, title: str, times: dict[str, Times], floor_ms: float) -> None:
+    """A bar for each arm, quartiles as whiskers, and the floor as a line."""
+    figure, axis = results.subplots(1, 1, figsize=(9, 0.45 * len(times) + 1.5))
+    names = list(times)[::-1]
+    ms = [times[name].ms for name in names]
+    whiskers = [[x.median - x.low for x in ms], [x.high - x.median for x in ms]]
+    colors = ["C0" if name.startswith("specjax") else "C7" for name in names]
+    axis.barh(names, [x.median for x in ms], xerr=whiskers, color=colors, ecolor="black", capsize=3)
+    for i, name in enumerate(names):
+        text = f"  {times[name].over_plain.median:.2f}x"
+        axis.text(times[name].ms.high, i, text, va="center", fontsize=8)
+    axis.axvline(floor_ms, color="C3", linestyle="--", linewidth=1, label="float32 weights read once a token")
+    longest = max(x.high for x in ms)
+    axis.set(xlabel="ms a token, end to end (and over our plain loop)", title=title, xlim=(0, 1.15 * longest))
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3, axis="x")
+    results.save_figure(figure, path)
+
+
+def make_case(folder: pathlib.Path) -> peer_cases.Case:
+    """What the flags ask for."""
+    if _SHAPE.value:
+        return peer_cases.of_shape(
+            _SHAPE.value, _DRAFT_SHAPE.value, _ALPHA.value, folder / "model",
+            num_sources=_NUM_EXAMPLES.value or 4, source_length=_SOURCE.value,
+            max_new_tokens=_MAX_NEW_TOKENS.value,
+        )  # fmt: skip
+    if not (_TARGET.value and _DRAFT.value):
+        raise ValueError("--target and --draft: give both, or --shape in place of them")
+    texts = [line for line in data.read_lines(_INPUT.value) if line.strip()][: _NUM_EXAMPLES.value]
+    return peer_cases.of_pair(_TARGET.value, _DRAFT.value, texts, _MAX_NEW_TOKENS.value)
 
 
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    with console.status("loading"):
-        target, draft = specjax.load(_TARGET.value), specjax.load(_DRAFT.value)
-    sources = [line for line in data.read_lines(_INPUT.value) if line.strip()][: _NUM_EXAMPLES.value]
-    common = dict(batch_size=1, sampling=None, max_new_tokens=_MAX_NEW_TOKENS.value, seed=0)
-    drafter = specjax.drafters.from_model(draft, _NUM_DRAFT.value)
-    plain = arms.requests(target, None, sources, **common)
-    speculative = arms.requests(target, drafter, sources, **common)
-    unpadded = [np.asarray(r.inputs["source_ids"])[np.asarray(r.inputs["source_mask"])] for r in plain]
-    runs: dict[str, Arm] = {
-        "specjax, target alone": specjax_arm(plain),
-        f"specjax, speculative, K = {_NUM_DRAFT.value}": specjax_arm(speculative),
-        "transformers (torch) generate": torch_arm(_TARGET.value, unpadded, _MAX_NEW_TOKENS.value),
-    }
-    tokens = {}
-    for name, run in runs.items():
-        with console.status(f"warming up: {name}"):
-            tokens[name] = run()
-    reference = tokens["specjax, target alone"]
-    count = sum(map(len, reference))
-    timed = {name: functools.partial(measure.seconds, run) for name, run in runs.items()}
-    turns = list(
-        progress.track(measure.alternate(timed, _REPEATS.value), _REPEATS.value, "timing in turns", console)
-    )
-    rows = []
-    for name in runs:
-        same = sum(a == b for a, b in zip(tokens[name], reference, strict=True))
-        ratios = measure.Spread.of([turn[name] / turn["specjax, target alone"] for turn in turns])
-        rows.append(
-            {
-                "arm": name,
-                "ms_per_token": str(measure.Spread.of([1e3 * turn[name] / count for turn in turns])),
-                "time_over_specjax_alone": str(ratios),
-                "same_tokens": f"{same} of {len(sources)}",
-            }
-        )
-    results.show(console, f"greedy, batch 1, {len(sources)} sentences, {results.hardware()}", rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        with console.status("making models and requests"):
+            case = make_case(folder)
+        rows, times = compare(case, all_arms(case, folder, console), console)
+    title = f"{case.name}: greedy, batch 1, {len(case.sources)} sources, {results.hardware()}"
+    shown = [{name: value for name, value in row.items() if name != "model"} for row in rows]
+    results.show_lines(console, title, shown[:-1])
+    results.show_lines(console, "the floor that memory sets", shown[-1:])
     if _OUTPUT.value:
-        results.write(_OUTPUT.value, "peers", rows)
+        results.write(_OUTPUT.value, "peers", rows, peer_arms.PACKAGES)
+        plot(pathlib.Path(_OUTPUT.value) / "peers.png", title, times, rows[-1]["floor_ms"])
+        console.print(f"wrote results.json, table.md and peers.png into {_OUTPUT.value}", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["target", "draft"])
     app.run(main)

@@ -39,8 +39,14 @@ def _cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def write(output: str | pathlib.Path, experiment: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes `results.json` and `table.md` into the directory `output`."""
+def write(
+    output: str | pathlib.Path, experiment: str, rows: Sequence[Mapping[str, Any]], more: Sequence[str] = ()
+) -> None:
+    """Writes `results.json` and `table.md` into the directory `output`.
+
+    Args:
+      more: packages whose versions count as well; one that is missing is said to be "not installed".
+    """
     folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -50,11 +56,18 @@ def write(output: str | pathlib.Path, experiment: str, rows: Sequence[Mapping[st
         "command": " ".join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": {name: _version(name) for name in (*packages, *more)},
         "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
     write_text(folder / "results.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     write_text(folder / "table.md", markdown(rows))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

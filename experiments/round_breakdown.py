@@ -21,7 +21,7 @@ from flax import struct
 from rich.console import Console
 
 from experiments import measure, progress, results, shapes
-from specjax import acceptance, decode, drafters, draws
+from specjax import decode, drafters, draws
 from specjax.judge import judge
 from specjax.models import t5
 from specjax.program import AllParams, LoopState, Program
@@ -30,6 +30,8 @@ from specjax.types import Draft
 
 _TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see `walltime`.")
 _DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts, two rows each: greedy and sampled.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Slots for output.")
 _NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.")
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and round_breakdown.png.")
@@ -145,16 +147,16 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    target = shapes.shape(_TARGET.value)
+    target = shapes.shape(_TARGET.value, shapes.default_dtype())
     params = shapes.random_params(target, 0)
     grid = [(name, temperature) for name in _DRAFTS.value for temperature in (0.0, 1.0)]
     rows = []
     for name, temperature in progress.track(grid, len(grid), "timing parts", console):
-        small = shapes.shape(name, target)
+        small = shapes.shape(name, target.dtype, target)
         drafter = drafters.ModelDrafter(t5.T5Network(small), _NUM_DRAFT.value)
-        (request, *_) = shapes.build(
-            target, params, drafter, shapes.random_params(small, 1), acceptance.speculative,
-            Sampling(temperature=temperature),
+        request = shapes.request(
+            target, params, (1, _SOURCE.value), _NEW_TOKENS.value, drafter=drafter,
+            drafter_params=shapes.random_params(small, 1), sampling=Sampling(temperature=temperature), seed=0,
         )  # fmt: skip
         took = parts(request, temperature > 0, _REPEATS.value)
         networks = took["draft_network"] + took["target_network"]

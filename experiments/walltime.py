@@ -21,6 +21,7 @@ from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
 from specjax.models import t5
+from specjax.sampling import Sampling
 
 _TARGET = flags.DEFINE_string(
     "target", "t5-small", f"Shape of the target: {', '.join(t5.PRESETS)}; or LAYERSxWIDTH, as in 1x256."
@@ -29,8 +30,26 @@ _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "Each K at which they are.")
 _NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "v(N) for N = 1 to this.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.")
+_DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32 on CPU, else bfloat16.")
+_NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, each with coins of its own.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
+
+
+def build(
+    target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any
+) -> list[decode.Prepared]:
+    """Requests of random tokens that run to their limit."""
+    return [
+        shapes.request(
+            target, params, (_BATCH_SIZE.value, _SOURCE.value), _NEW_TOKENS.value, drafter=drafter,
+            drafter_params=drafter_params, rule=rule, sampling=Sampling(), seed=seed,
+        )
+        for seed in range(_NUM_RUNS.value)
+    ]  # fmt: skip
 
 
 def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
@@ -48,20 +67,20 @@ def forced_rows(
     console: Console, target: t5.T5Config, params: Any, name: str, seed: int
 ) -> list[dict[str, Any]]:
     """One draft shape at every K and alpha."""
-    config = shapes.shape(name, target)
+    config = shapes.shape(name, target.dtype, target)
     draft_params = shapes.random_params(config, seed)
-    plain = shapes.build(target, params, None, None, acceptance.speculative)
-    batch_size = len(plain[0].inputs["limit"])
+    plain = build(target, params, None, None, acceptance.speculative)
     rows = []
     for num_draft in map(int, _NUM_DRAFT.value):
         drafter = drafters.ModelDrafter(t5.T5Network(config), num_draft)
         requests = {
-            alpha: shapes.build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
+            alpha: build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
             for alpha in map(float, _ALPHAS.value)
         }
         costs = arms.round_costs(next(iter(requests.values()))[0], True, console)
         for alpha, runs in requests.items():
-            timing = arms.time_arms(plain, runs, len(plain) * batch_size, _REPEATS.value, console)
+            num_rows = _NUM_RUNS.value * _BATCH_SIZE.value
+            timing = arms.time_arms(plain, runs, num_rows, _REPEATS.value, console)
             tau = analysis.expected_tokens(alpha, num_draft)
             rows.append(
                 {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": num_draft}
@@ -69,7 +88,7 @@ def forced_rows(
                 | rows_lib.parts(timing, costs, num_draft)
                 | {"predicted_speedup_paper": float(analysis.predicted_speedup(tau, num_draft, costs.c))}
                 | {"dtype": config.dtype}
-                | {"batch_size": batch_size, **peak_memory()}
+                | {"batch_size": _BATCH_SIZE.value, **peak_memory()}
             )
     return rows
 
@@ -104,13 +123,13 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     console = Console()
-    target = shapes.shape(_TARGET.value)
+    target = shapes.shape(_TARGET.value, _DTYPE.value or shapes.default_dtype())
     with console.status("making random weights on the device"):
         params = jax.block_until_ready(shapes.random_params(target, 0))
     count = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {shapes.dtype()}, {results.hardware()}")
+    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {target.dtype}, {results.hardware()}")
     with console.status(f"v(N) for N = 1 to {_NUM_NEW.value}, a program to compile for each"):
-        curve = verify_curve(shapes.build(target, params, None, None, acceptance.speculative)[0])
+        curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
     rows = []
     for seed, name in enumerate(_DRAFTS.value, 1):
