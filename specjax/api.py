@@ -4,6 +4,7 @@ Strings stay in this file; everything below it works on token arrays.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, data, decode
+from specjax import acceptance, data, decode, sharding
 from specjax.drafters import BoundDrafter
 from specjax.models import convert, heads_io, quantize, t5
 from specjax.sampling import Sampling, refuse_unknown
@@ -46,8 +47,17 @@ class Model:
         """The Linen module."""
         return t5.T5(self.config)
 
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        """What it was loaded onto; None: one device."""
+        place = getattr(self.network, "cache_sharding", None)
+        return place and place.mesh
 
-def load(name_or_directory: str | os.PathLike, dtype: str | None = None) -> Model:
+
+def load(
+    name_or_directory: str | os.PathLike, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None,
+    rules: sharding.Rules = sharding.T5_RULES,
+) -> Model:  # fmt: skip
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
 
     Args:
@@ -55,12 +65,35 @@ def load(name_or_directory: str | os.PathLike, dtype: str | None = None) -> Mode
         model.safetensors (or its sharded index) and tokenizer files.
       dtype: compute dtype, "float32", "bfloat16" or "float16"; None: float32 on a CPU, bfloat16
         on GPU and TPU.
+      mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
+        decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
+      rules: what is divided over "model"; `sharding.REPLICATED` puts the model whole on every device, as
+        suits a small draft.
 
     Raises:
-      ValueError: a config or tensors that do not fit, each named.
+      ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
     """
-    config, params = convert.load(name_or_directory, dtype)
-    return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+    if mesh is None:
+        config, params = convert.load(name_or_directory, dtype)
+        return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+    place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
+    config, params = convert.load(name_or_directory, dtype, place)
+    network = t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules))
+    return Model(network, params, load_tokenizer(name_or_directory))
+
+
+def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES) -> Model:
+    """What `load` would give on a mesh, without weights and tokenizer: shapes, and where they lie.
+
+    Raises:
+      ValueError: the mesh does not divide them.
+    """
+    shapes = convert.shapes(config)
+    placed = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes, sharding.param_shardings(shapes, mesh, rules),
+    )  # fmt: skip
+    return Model(t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules)), placed, None)
 
 
 class LoadedHeads(NamedTuple):
@@ -73,10 +106,15 @@ class LoadedHeads(NamedTuple):
 def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
     """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
 
+    On the target's mesh they lie whole on every device.
+
     Raises:
       ValueError: they were made for another target, or are damaged.
     """
-    return LoadedHeads(*heads_io.load(directory, target.config, target.params))
+    network, params = heads_io.load(directory, target.config, target.params)
+    if target.mesh is not None:
+        params["heads"] = sharding.replicate(params["heads"], target.mesh)
+    return LoadedHeads(network, params)
 
 
 def int8(model: Model) -> Model:
@@ -297,7 +335,7 @@ def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int)
 
 def to_output(tokenizer: Any, generation: Generation) -> Output:
     """Cuts arrays into lists and decodes the text."""
-    generation = jax.tree.map(np.asarray, generation)
+    generation = sharding.fetch(generation)
     cut = lambda array: [row[:n].tolist() for row, n in zip(array, generation.length, strict=True)]  # noqa: E731
     token_ids = cut(generation.tokens)
     return Output(
