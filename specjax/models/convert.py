@@ -285,9 +285,8 @@ def _compute_dtype(dtype: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _opened(source: str | os.PathLike[str], dtype: str | None) -> Iterator[tuple[t5.T5Config, _Checkpoint]]:
+def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[t5.T5Config, _Checkpoint]]:
     """The config of a checkpoint and its open files, checked against each other."""
-    dtype = _compute_dtype(dtype)
     source = os.path.expanduser(os.fspath(source))
     path = _locate(source, "config.json")
     if path is None:
@@ -321,7 +320,7 @@ def shapes(config: t5.T5Config) -> dict[str, Any]:
 
 def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> t5.T5Config:
     """The config that `load` gives, the weights left where they are."""
-    with _opened(source, dtype) as (config, _):
+    with _opened(source, _compute_dtype(dtype)) as (config, _):
         return config
 
 
@@ -340,7 +339,7 @@ def load(
       The config and the params, in the structure of `T5(config).init(...)["params"]`; without
       `place` as arrays on JAX's default device. Within `jax.default_device` they lie where that says.
     """
-    with _opened(source, dtype) as (config, checkpoint):
+    with _opened(source, _compute_dtype(dtype)) as (config, checkpoint):
         tensors = list(tensor_names(config))
         if place is None:
             return config, _nest((t.path, _read(checkpoint, t, config.dtype)) for t in tensors)
