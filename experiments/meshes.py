@@ -18,6 +18,7 @@ _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, 'Several processes: HOST:PORT of process 0, or "auto" on a TPU VM and under Slurm.'
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many, unless --coordinator=auto.")
+_DIVIDE = flags.DEFINE_bool("divide_draft", False, "Divide the draft as the target; else whole everywhere.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 
 
@@ -35,6 +36,11 @@ def start() -> tuple[Mesh | None, Console]:
     if mesh is None and jax.process_count() > 1:
         raise ValueError(f"--mesh=None with {jax.process_count()} processes: give DATAxMODEL")
     return mesh and sharding.make_mesh(*mesh), Console(quiet=not is_first())
+
+
+def draft_rules() -> sharding.Rules:
+    """--divide_draft."""
+    return sharding.T5_RULES if _DIVIDE.value else sharding.REPLICATED
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -62,7 +68,11 @@ def show_memory(
 
     Args:
       models: name, shape, rules, and tokens of a decoder call.
+
+    Raises:
+      ValueError: the mesh does not divide the rows or a parameter.
     """
+    sharding.check_rows(mesh, batch_size)
     rows: list[dict[str, object]] = []
     for name, config, rules, num_new in models:
         model = api.outline(config, mesh, rules)

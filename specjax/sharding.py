@@ -106,6 +106,16 @@ def mesh_of(params: Any) -> Any:
     return None
 
 
+def check_rows(mesh: Mesh, num_rows: int) -> None:
+    """Raises a ValueError where a mesh does not divide the rows of a batch."""
+    size = mesh.shape["data"]
+    if num_rows % size:
+        raise ValueError(
+            f"source_ids has {num_rows} rows, not divisible by the {size} devices of the mesh axis 'data': "
+            f"give a multiple of {size} (prompts times num_samples), or a mesh of fewer"
+        )
+
+
 def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
     """Puts every array `[B, ...]` of a batch onto the devices that its rows belong to.
 
@@ -116,12 +126,8 @@ def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
     Raises:
       ValueError: the mesh does not divide the rows.
     """
-    size, place = mesh.shape["data"], by_row(mesh)
-    if num_rows % size:
-        raise ValueError(
-            f"source_ids has {num_rows} rows, not divisible by the {size} devices of the mesh axis 'data': "
-            f"give a multiple of {size} (prompts times num_samples), or a mesh of fewer"
-        )
+    check_rows(mesh, num_rows)
+    place = by_row(mesh)
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, jax.core.Tracer):

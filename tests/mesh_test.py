@@ -79,18 +79,21 @@ def assert_equal_outputs(one, other):
         np.testing.assert_allclose(ours["log_probs"], theirs["log_probs"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_differ_and_drafts_are_both_accepted_and_rejected(found):
     for name, output in found["1"].items():
         assert len({str(row) for row in output["ids"]}) == len(meshes.PROMPTS), name
     assert len(set(found["1"]["model at 1"]["accepted"])) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", MESHES)
 def test_eight_devices_decode_what_one_does(found, shape):
     """Chain, tree and heads, greedy and sampled, with the same seeds: the same tokens."""
     assert_equal_outputs(found[shape], found["1"])
 
 
+@pytest.mark.slow
 def test_two_processes_decode_what_one_does(found, directory):
     """Each holds half of every array's parts, and gets the whole result; also round by round."""
     with socket.socket() as free:
