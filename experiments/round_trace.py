@@ -88,7 +88,11 @@ def show(
 ) -> None:  # fmt: skip
     """Prints the rounds of each request's first row; the same as an HTML page, if `path` says where."""
     recorded = Console(
-        record=True, file=console.file, width=console.width, force_terminal=console.is_terminal
+        record=True,
+        file=console.file,
+        width=console.width,
+        force_terminal=console.is_terminal,
+        quiet=console.quiet,
     )
     legend = Text("rounds: ")
     for name, style in STYLES.items():

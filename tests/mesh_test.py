@@ -4,6 +4,8 @@ import concurrent.futures
 import json
 import re
 import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import specjax
-from specjax import api, decode, drafters, sharding
+from specjax import analysis, api, decode, drafters, sharding
 from specjax.models import convert
 from tests import meshes
 from tests.training import tiny
@@ -207,3 +209,39 @@ def test_eight_bits_decode_on_a_mesh(directory):
     drafter = drafters.from_model(specjax.int8(target), 2)
     outputs = [specjax.generate(target, meshes.PROMPTS, drafter=d, max_new_tokens=6) for d in (None, drafter)]
     assert outputs[0].token_ids == outputs[1].token_ids
+
+
+# ---- what a device holds, and programs for devices that are not here
+
+
+def test_memory_of_a_device_is_that_of_the_arrays_on_it(directory):
+    mesh = sharding.make_mesh(1, 2)
+    target = meshes.load(directory / "target", mesh)
+    ids, mask = api.encode_sources(target, meshes.PROMPTS)
+    request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+    cache = decode.jitted_prefill(request.program, request.params, **request.inputs).cache
+
+    def held(tree):
+        return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+    sizes = dict(batch_size=len(ids), num_source=ids.shape[1], num_slots=cache.num_slots, num_new=1)
+    for params in (target.params, api.outline(target.config, mesh).params):  # arrays, or shapes alone
+        memory = analysis.memory_per_device(target.config, params, target.network.cache_sharding, **sizes)
+        assert memory.params == held(target.params)
+        assert memory.cache == held((cache.keys, cache.values))
+        assert memory.cross == held((cache.cross_keys, cache.cross_values))
+        assert memory.logits == 2 * len(ids) * target.config.vocab_size // 2 * 4
+
+
+@pytest.mark.slow
+def test_xxl_lowers_for_eight_devices_of_tpu_and_cuda(tmp_path):
+    """The whole decoding program, bfloat16, from shapes alone; its params are divided by eight."""
+    command = [sys.executable, "-m", "experiments.lower", "--flagfile=configs/lower_xxl.flags"]
+    command += [f"--output={tmp_path}"]
+    done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    target, draft, *programs = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert target["params_gib"] == pytest.approx(20.74 / 8, rel=0.01)
+    assert draft["params_gib"] == pytest.approx(60.5e6 * 2 / 2**30, rel=0.01)
+    assert [program["platform"] for program in programs] == ["tpu", "cuda"]
+    assert all(program["num_lines"] > 10_000 for program in programs)
