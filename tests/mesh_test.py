@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import specjax
+from experiments import identity
 from specjax import analysis, api, decode, drafters, sharding
 from specjax.models import convert
 from tests import meshes
@@ -45,7 +46,7 @@ directory, mesh = pathlib.Path(sys.argv[1]), sharding.make_mesh(2, 2)
 rounds = []
 found = {
     "whole": meshes.decode(directory, mesh, ["eagle"]),
-    "by rounds": meshes.decode(directory, mesh, ["model"], on_round=rounds.append, stop="no such text"),
+    "by rounds": meshes.decode(directory, mesh, ["model"], [1.0], on_round=rounds.append, stop="zz"),
 }
 try:
     sharding.make_mesh(1, 2)
@@ -245,3 +246,14 @@ def test_xxl_lowers_for_eight_devices_of_tpu_and_cuda(tmp_path):
     assert draft["params_gib"] == pytest.approx(60.5e6 * 2 / 2**30, rel=0.01)
     assert [program["platform"] for program in programs] == ["tpu", "cuda"]
     assert all(program["num_lines"] > 10_000 for program in programs)
+
+
+def test_the_margin_of_a_near_tie_is_found_on_a_mesh(directory):
+    """The report of differing rows asks for single rows, which a mesh would not divide."""
+    margins = []
+    for mesh in (None, sharding.make_mesh(2, 1)):
+        target = meshes.load(directory / "target", mesh)
+        ids, mask = api.encode_sources(target, meshes.PROMPTS)
+        request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+        margins.append(identity._margin([request], np.array([5, 9, 4]), 6))
+    assert margins[0] == pytest.approx(margins[1], abs=1e-4) and margins[0] > 1e-3

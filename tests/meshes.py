@@ -5,6 +5,7 @@ For tests/mesh_test.py, and for the processes that it starts.
 
 import json
 import pathlib
+from unittest import mock
 
 import jax
 import numpy as np
@@ -54,8 +55,9 @@ def split(directory: pathlib.Path) -> None:
 
 def load(directory: pathlib.Path, mesh=None, rules=sharding.T5_RULES) -> api.Model:
     """`specjax.load` in float32, with a tokenizer of letters."""
-    api.load_tokenizer = lambda _: Letters([*PIECES, *map(str, range(CONFIG.vocab_size - len(PIECES)))])
-    return specjax.load(directory, "float32", mesh, rules)
+    tokenizer = Letters([*PIECES, *map(str, range(CONFIG.vocab_size - len(PIECES)))])
+    with mock.patch.object(api, "load_tokenizer", lambda _: tokenizer):
+        return specjax.load(directory, "float32", mesh, rules)
 
 
 def bound(directory: pathlib.Path, target: api.Model, name: str) -> drafters.BoundDrafter:
@@ -68,14 +70,14 @@ def bound(directory: pathlib.Path, target: api.Model, name: str) -> drafters.Bou
     return drafters.from_model(load(directory / "draft", target.mesh), 3)
 
 
-def decode(directory: pathlib.Path, mesh, names, **options) -> dict:
-    """Greedy and sampled outputs with each of the named drafters, as JSON holds them."""
+def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **options) -> dict:
+    """Greedy and sampled outputs with each of the named drafters, as JSON holds them; options of `generate`."""
     target = load(directory / "target", mesh)
     found = {}
     for name in names:
         drafter = bound(directory, target, name)
         rule = specjax.acceptance.multi_round if name == "tree" else specjax.acceptance.speculative
-        for temperature in (0.0, 1.0):
+        for temperature in temperatures:
             output = specjax.generate(
                 target, PROMPTS, drafter=drafter, rule=rule, max_new_tokens=NUM_NEW, seed=7,
                 sampling=specjax.Sampling(temperature=temperature), **options,
