@@ -71,7 +71,7 @@ def bound(directory: pathlib.Path, target: api.Model, name: str) -> drafters.Bou
 
 
 def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **options) -> dict:
-    """Greedy and sampled outputs with each of the named drafters, as JSON holds them; options of `generate`."""
+    """Greedy and sampled outputs with each of the named drafters, as JSON holds them."""
     target = load(directory / "target", mesh)
     found = {}
     for name in names:
