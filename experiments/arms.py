@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from rich.console import Console
 
 from experiments import measure, progress
-from specjax import acceptance, api, decode
+from specjax import acceptance, api, decode, sharding
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Generation
@@ -52,7 +53,7 @@ def decode_all(batches: Sequence[decode.Prepared], num_rows: int, label: str, co
     """Decodes every batch, with a progress bar; the first `num_rows` rows in one `Generation`."""
     done = []
     for request in progress.track(batches, len(batches), label, console):
-        done.append(jax.device_get(decode_one(request)))
+        done.append(sharding.fetch(decode_one(request)))
     return jax.tree.map(lambda *rows: np.concatenate(rows)[:num_rows], *done)
 
 
@@ -91,7 +92,7 @@ def time_arms(
     arms = {"plain": plain, "speculative": speculative}
     tokens, rounds = {}, {}
     for name, requests in arms.items():  # compiles, too
-        stats = [jax.device_get(decode_one(request).stats) for request in requests]
+        stats = [sharding.fetch(decode_one(request).stats) for request in requests]
         tokens[name] = int(np.concatenate([s.num_emitted for s in stats])[:num_rows].sum())
         # A round serves all rows of its batch.
         rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
@@ -158,7 +159,7 @@ def price_of(
 
     def count(requests: Sequence[decode.Prepared]) -> tuple[float, float]:
         """Tokens a round of a batch, and alpha."""
-        stats = [jax.device_get(decode_one(request).stats) for request in requests]
+        stats = [sharding.fetch(decode_one(request).stats) for request in requests]
         emitted, accepted, tested = (
             sum(float(getattr(s, name).sum()) for s in stats)
             for name in ("num_emitted", "accepted", "tested")
@@ -175,7 +176,9 @@ def price_of(
         # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
         cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
         per_round, alpha = count(requests)
-        return Price(cost, per_round / plain(), alpha, len(requests[0].inputs["limit"]))
+        # What is compiled depends on it, so all processes go by the clock of the first.
+        cost, gain = map(float, multihost_utils.broadcast_one_to_all((cost, per_round / plain())))
+        return Price(cost, gain, alpha, len(requests[0].inputs["limit"]))
 
     return price
 

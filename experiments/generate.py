@@ -21,14 +21,17 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import jax
 import numpy as np
 from absl import app, flags, logging
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, columns, measure, options, progress, results, round_trace
+from experiments import arms, columns, measure, meshes, options, progress, results, round_trace
 from experiments import rows as rows_lib
-from specjax import api, data, decode, sampling
+from specjax import api, data, decode, sampling, sharding
 from specjax.drafters import BoundDrafter
+from specjax.models import convert
+from specjax.texts import MAX_SOURCE_LENGTH
 from specjax.types import Generation
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
@@ -50,6 +53,7 @@ _SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
 _ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn; rounds.html in --output.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
 JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
+_CALL = 16  # tokens of a target call that the memory said before loading has room for
 
 
 def read_sources() -> list[str]:
@@ -110,7 +114,8 @@ def show_rounds(
 ) -> None:
     """Draws the rounds of the first --show_rounds sources."""
     requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
-    path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if _OUTPUT.value else None
+    first = _OUTPUT.value and meshes.is_first()
+    path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if first else None
     sampled = temperature >= sampling.GREEDY_BELOW
     round_trace.show(console, target.tokenizer, requests, sampled, path)
 
@@ -201,14 +206,30 @@ def once(
     return [row], output.texts
 
 
+def load(console: Console, mesh: Mesh | None) -> tuple[api.Model, api.Model | None]:
+    """Target and draft; on a mesh, what they will take of each device is said first."""
+    wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
+    wanted = {who: (name, rules) for who, (name, rules) in wanted.items() if name}
+    if mesh is not None:
+        shapes = [
+            (who, convert.read_config(name, _DTYPE.value), rules, _CALL if who == "target" else 1)
+            for who, (name, rules) in wanted.items()
+        ]
+        meshes.show_memory(
+            console, mesh, shapes, batch_size=_BATCH_SIZE.value, num_source=MAX_SOURCE_LENGTH,
+            num_slots=1 + _MAX_NEW_TOKENS.value + _CALL,
+        )  # fmt: skip
+    with console.status("loading"):
+        models = {who: specjax.load(name, _DTYPE.value, mesh, rules) for who, (name, rules) in wanted.items()}
+    return models["target"], models.get("draft")
+
+
 def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
-    console = Console()
+    mesh, console = meshes.start()
     started = time.perf_counter()
-    with console.status("loading"):
-        target = specjax.load(_TARGET.value, _DTYPE.value)
-        draft = specjax.load(_DRAFT.value, _DTYPE.value) if _DRAFT.value else None
+    target, draft = load(console, mesh)
     sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
     names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
@@ -224,7 +245,7 @@ def main(argv: list[str]) -> None:
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     title = "target alone against speculative decoding" if _COMPARE.value else "every source once"
     results.show(console, title, rows)
-    if _OUTPUT.value:
+    if _OUTPUT.value and meshes.is_first():
         results.write(_OUTPUT.value, "generate", rows)
         answers = iter(texts)
         answered = [next(answers) if line.strip() else "" for line in lines]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, sampling
+from specjax import decode, sampling, sharding
 from specjax.types import Generation
 
 NEAR_TIE = 1e-4  # float32 top-2 margin of the logits, below which a difference is a near tie
@@ -53,13 +53,17 @@ def differences(
 def margin(request: decode.Prepared, before: Sequence[int] | np.ndarray, index: int) -> float:
     """The top-2 margin of what the target decides by after the tokens `before` of row `index`."""
     program, params, inputs = request
-    source, mask, prefix = (inputs[k][index][None] for k in ("source_ids", "source_mask", "prefix"))
-    tokens = jnp.concatenate([prefix, jnp.asarray(before, jnp.int32)[None]], axis=1)
+    # The row in all rows: a mesh that divides them wants as many.
+    rows = np.full(len(inputs["limit"]), index)
+    source, mask, prefix = (inputs[k][rows] for k in ("source_ids", "source_mask", "prefix"))
+    before = np.broadcast_to(np.asarray(before, np.int32), (len(rows), len(before)))
+    tokens = jnp.concatenate([prefix, before], axis=1)
     encoded = program.target.encode(params.target, source, mask)
     cache = program.target.init_cache(params.target, encoded, mask, tokens.shape[1])
     logits, _, _ = program.target.decode(params.target, cache, tokens)
-    seen = jnp.zeros((1, 1, logits.shape[-1]), bool).at[:, :, tokens[0]].set(True)
-    history = sampling.History(jnp.asarray([[len(before)]]), seen)
-    options = jax.tree.map(lambda x: x[index][None], inputs["options"])
-    best, second = jax.lax.top_k(sampling.adjust(logits[:, -1:], options, history)[0, 0], 2)[0]
+    tokens, last, options = sharding.fetch((tokens[:1], logits[:1, -1:], inputs["options"]))
+    seen = jnp.zeros((1, 1, last.shape[-1]), bool).at[:, :, tokens[0]].set(True)
+    history = sampling.History(jnp.asarray([[before.shape[1]]]), seen)
+    options = jax.tree.map(lambda x: jnp.asarray(x[index][None]), options)
+    best, second = jax.lax.top_k(sampling.adjust(jnp.asarray(last), options, history)[0, 0], 2)[0]
     return float(best - second)

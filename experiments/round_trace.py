@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from experiments import results
-from specjax import decode, draws, rounds
+from specjax import decode, draws, rounds, sharding
 from specjax.types import Draft
 
 STYLES = {
@@ -50,7 +49,7 @@ def trace(request: decode.Prepared, sampled: bool) -> Iterator[TracedRound]:
     while bool(state.running[0]):
         draft, before = _propose(program, params.drafter, state, sampled), state
         state = decode.jitted_step(program, params, state, sampled=sampled)
-        tokens = np.asarray(state.context.tokens[0])
+        tokens = sharding.fetch(state.context.tokens[:1])[0]
         start, end = int(before.context.length[0]), int(state.context.length[0])
         kept = int((state.stats.accepted - before.stats.accepted)[0].sum())
         drafted = int((state.stats.num_drafted - before.stats.num_drafted)[0])
@@ -89,7 +88,11 @@ def show(
 ) -> None:  # fmt: skip
     """Prints the rounds of each request's first row; the same as an HTML page, if `path` says where."""
     recorded = Console(
-        record=True, file=console.file, width=console.width, force_terminal=console.is_terminal
+        record=True,
+        file=console.file,
+        width=console.width,
+        force_terminal=console.is_terminal,
+        quiet=console.quiet,
     )
     legend = Text("rounds: ")
     for name, style in STYLES.items():

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import arms, identity, measure
-from specjax import analysis, api, decode, metrics
+from specjax import analysis, api, decode, metrics, sharding
 from specjax.sampling import GREEDY_BELOW
 from specjax.types import Generation
 
@@ -36,7 +36,7 @@ def compare(
       repeats: timed turns; 0 times nothing.
     """
     num_rows = len(plain.generation.length)
-    sampled = bool((np.asarray(plain.batches[0].inputs["options"].temperature) >= GREEDY_BELOW).any())
+    sampled = bool((sharding.fetch(plain.batches[0].inputs["options"].temperature) >= GREEDY_BELOW).any())
     row = counts(speculative.generation, has_alpha, all_alike)
     differing: list[identity.Difference] = []
     if not sampled:

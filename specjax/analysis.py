@@ -1,4 +1,4 @@
-"""What speculation should bring: the paper's formulas and the one that measured parts give.
+"""What speculation should bring, by the paper's formulas and by measured parts; and the memory it takes.
 
 Leviathan et al. 2023 (arXiv 2211.17192). All numpy; arguments broadcast.
 
@@ -7,9 +7,11 @@ time of a draft step, of a target call on K + 1 tokens, and of the rest of a rou
 time of a plain step (a target call on one token).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 ArrayLike = Any
@@ -188,3 +190,26 @@ def decoder_call(
     attended = 2 * num_new * (cached + crossed)
     reads = [float(number * bytes_per_number) for number in (weights, cached, crossed)]
     return Call(reads[0], reads[1], reads[2], float(2 * batch_size * num_new * weights + attended))
+
+
+def memory_per_device(
+    config: Any, params: Any, cache_sharding: Any, *, batch_size: int, num_source: int, num_slots: int,
+    num_new: int,
+) -> Memory:  # fmt: skip
+    """What one model takes of each device of a mesh; nothing need be loaded.
+
+    Args:
+      config: its shape (`T5Config`).
+      params: arrays or their shapes, each with its sharding (`api.outline`).
+      cache_sharding: of keys and values `[B, H, ...]` (`sharding.of_cache`). Where it divides heads, the
+        vocabulary is divided too.
+      batch_size, num_source, num_slots, num_new: as of `memory`; B of all devices together.
+    """
+    rows, heads = cache_sharding.shard_shape((batch_size, config.num_heads))
+    num_bytes, itemsize = 0, 0
+    for leaf in jax.tree.leaves(params):
+        itemsize = leaf.dtype.itemsize
+        num_bytes += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
+    logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
+    return Memory(num_bytes, width * num_slots, width * num_source, logits)

@@ -4,6 +4,7 @@ Everything below works on token arrays.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, corpus, data, decode, texts
+from specjax import acceptance, corpus, data, decode, sharding, texts
 from specjax.drafters import BoundDrafter
 from specjax.models import convert, heads_io, quantize, t5
 from specjax.sampling import Sampling, refuse_unknown
@@ -45,8 +46,17 @@ class Model:
         """The Linen module."""
         return t5.T5(self.config)
 
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        """What it was loaded onto; None: one device."""
+        place = getattr(self.network, "cache_sharding", None)
+        return place and place.mesh
 
-def load(name_or_directory: str | os.PathLike, dtype: str | None = None) -> Model:
+
+def load(
+    name_or_directory: str | os.PathLike, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None,
+    rules: sharding.Rules = sharding.T5_RULES,
+) -> Model:  # fmt: skip
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
 
     Args:
@@ -54,12 +64,35 @@ def load(name_or_directory: str | os.PathLike, dtype: str | None = None) -> Mode
         model.safetensors (or its sharded index) and tokenizer files.
       dtype: compute dtype, "float32", "bfloat16" or "float16"; None: float32 on a CPU, bfloat16
         on GPU and TPU.
+      mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
+        decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
+      rules: what is divided over "model"; `sharding.REPLICATED` puts the model whole on every device, as
+        suits a small draft.
 
     Raises:
-      ValueError: a config or tensors that do not fit, each named.
+      ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
     """
-    config, params = convert.load(name_or_directory, dtype)
-    return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+    if mesh is None:
+        config, params = convert.load(name_or_directory, dtype)
+        return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+    place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
+    config, params = convert.load(name_or_directory, dtype, place)
+    network = t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules))
+    return Model(network, params, load_tokenizer(name_or_directory))
+
+
+def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES) -> Model:
+    """What `load` would give on a mesh, without weights and tokenizer: shapes, and where they lie.
+
+    Raises:
+      ValueError: the mesh does not divide them.
+    """
+    shapes = convert.shapes(config)
+    placed = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes, sharding.param_shardings(shapes, mesh, rules),
+    )  # fmt: skip
+    return Model(t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules)), placed, None)
 
 
 class LoadedHeads(NamedTuple):
@@ -72,10 +105,15 @@ class LoadedHeads(NamedTuple):
 def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
     """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
 
+    On the target's mesh they lie whole on every device.
+
     Raises:
       ValueError: they were made for another target, or are damaged.
     """
-    return LoadedHeads(*heads_io.load(directory, target.config, target.params))
+    network, params = heads_io.load(directory, target.config, target.params)
+    if target.mesh is not None:
+        params["heads"] = sharding.replicate(params["heads"], target.mesh)
+    return LoadedHeads(network, params)
 
 
 def int8(model: Model) -> Model:
@@ -193,8 +231,8 @@ def generate_all(
       target, prompts, drafter, rule, sampling, max_new_tokens, seed, truncate: see `generate`; options and
         limit are the same for all prompts.
       batch_size: rows decoded together.
-      num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`. None:
-        about an eighth of it.
+      num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`, and a
+        mesh divides it. None: about an eighth.
       journal: a file to which outputs are written as they come. A run that was killed goes on from it;
         one that differs in anything that outputs depend on is refused.
       on_progress: called with the prompts done so far, those of an earlier run among them, and the tokens
@@ -216,6 +254,8 @@ def generate_all(
     options: dict[str, Any] = dict(
         drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
     )
+    if journal is not None and jax.process_count() > 1:
+        raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
     done = corpus.Journal.open(journal, _what_outputs_depend_on(target, rows, seeds, **options))
     left = [i for i in range(len(rows)) if i not in done.records]
 
@@ -225,7 +265,9 @@ def generate_all(
         return prepare(target, ids, mask, seed=seeds[these], **options)
 
     if num_refilled is None:
-        num_refilled = next((f for f in range(max(1, batch_size // 8), 0, -1) if batch_size % f == 0), 1)
+        least = 1 if target.mesh is None else target.mesh.shape["data"]
+        sizes = [f for f in range(least, max(least, batch_size // 8) + 1, least) if batch_size % f == 0]
+        num_refilled = max(sizes, default=batch_size)
     num_emitted, lengths = 0, [len(rows[i]) for i in left]
     if on_progress is not None:
         on_progress(len(done.records), num_emitted)
@@ -307,5 +349,5 @@ def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int)
 
 def to_output(tokenizer: Any, generation: Generation) -> Output:
     """Cuts arrays into lists and decodes the text."""
-    generation = jax.tree.map(np.asarray, generation)
+    generation = sharding.fetch(generation)
     return texts.from_records(tokenizer, texts.to_records(range(len(generation.length)), generation))

@@ -56,11 +56,14 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool 
 
 def write_at(buffer: jax.Array, new: jax.Array, slots: jax.Array, slots_last: bool = False) -> jax.Array:
     """`write` into given `slots` `[B, N]`, increasing in each row."""
-    rows = jnp.arange(new.shape[0])[:, None]
-    index = (rows, slice(None), slice(None), slots) if slots_last else (rows, slice(None), slots)
-    return buffer.at[index].set(
-        new.astype(buffer.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
-    )
+
+    def of_row(buffer: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+        new = new.transpose(1, 2, 0) if slots_last else new.swapaxes(0, 1)
+        at = buffer.at[:, :, slots] if slots_last else buffer.at[:, slots]
+        return at.set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    # Row by row: with B among the indices, a mesh that divides the rows would send them around.
+    return jax.vmap(of_row)(buffer, new.astype(buffer.dtype), slots)
 
 
 def rollback(cache: Cache, length: jax.Array) -> Cache:
@@ -77,13 +80,13 @@ def keep_path(cache: Cache, root: jax.Array, path: jax.Array) -> Cache:
       path: `[B, D]`, call positions of the nodes to keep, increasing; where a row keeps fewer, the
         other entries may hold anything: what they bring lies beyond its length.
     """
-    rows = jnp.arange(path.shape[0])[:, None]
     source = jnp.clip(root[:, None] + path, 0, cache.num_slots - 1)
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
 
     def move(buffer: jax.Array, slots_last: bool) -> jax.Array:
-        kept = buffer[rows, :, :, source] if slots_last else buffer[rows, :, source]  # [B, path, H, D]
-        return write_at(buffer, kept, slots, slots_last)
+        axes, axis = ((2, 0, 1), -1) if slots_last else ((1, 0, 2), -2)
+        kept = jax.vmap(lambda row, at: jnp.take(row, at, axis).transpose(axes))(buffer, source)
+        return write_at(buffer, kept, slots, slots_last)  # kept is [B, path, H, D]
 
     return cache.replace(
         keys=tuple(move(keys, True) for keys in cache.keys),

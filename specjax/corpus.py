@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode
+from specjax import decode, sharding
 from specjax.program import LoopState
 from specjax.types import FinishReason, Generation
 
@@ -105,8 +105,8 @@ def _decode_bucket(
             state = _refill(_idle(fresh, num_rows) if state is None else state, fresh, rows)
             source_of[rows[: len(taken)]] = taken
         state = _run(program, params, state, num_rows - num_refilled if waiting else 0)
-        done = np.flatnonzero(~np.asarray(state.running) & (source_of >= 0))
-        generation = jax.device_get(decode.jitted_finish(program, state))
+        done = np.flatnonzero(~sharding.fetch(state.running) & (source_of >= 0))
+        generation = sharding.fetch(decode.jitted_finish(program, state))
         yield Finished(source_of[done], jax.tree.map(lambda x: x[done], generation))  # noqa: B023
         source_of[done] = -1
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, draws, rounds
+from specjax import acceptance, draws, rounds, sharding
 from specjax import sampling as sampling_lib
 from specjax.program import AllParams, LoopState, Program
 from specjax.rounds import one_round, prefill
@@ -88,16 +88,19 @@ def _generate_by_rounds(
         if stop is not None:
             state = _apply_stop(program, before, state, stop)
         if on_round is not None:
-            tokens, length = np.asarray(state.context.tokens), np.asarray(state.context.length)
-            spans = zip(tokens, np.asarray(before.context.length), length, strict=True)
+            tokens, start, end = sharding.fetch(
+                (state.context.tokens, before.context.length, state.context.length)
+            )
+            spans = zip(tokens, start, end, strict=True)
             on_round([row[a:b].tolist() for row, a, b in spans])
     return jitted_finish(program, state)
 
 
 def _apply_stop(program: Program, before: LoopState, after: LoopState, stop: Stop) -> LoopState:
     """Asks `stop` about the rows that emitted tokens in this round, and ends them where it says."""
-    tokens, length = np.asarray(after.context.tokens), np.asarray(after.context.length)
-    num_before, num_after = (np.asarray(state.stats.num_emitted) for state in (before, after))
+    tokens, length, num_before, num_after = sharding.fetch(
+        (after.context.tokens, after.context.length, before.stats.num_emitted, after.stats.num_emitted)
+    )
     kept, ended = num_after.copy(), np.zeros(len(num_after), bool)
     for row in np.flatnonzero(num_after > num_before):
         emitted = tokens[row, length[row] - num_after[row] : length[row]].tolist()
@@ -185,6 +188,10 @@ def prepare(
         limit=limit,
         seeds=row_seeds(seed, num_rows),
     )
+    of_cache = getattr(target, "cache_sharding", None)
+    if of_cache is not None:
+        _check_mesh(drafter_params, of_cache.mesh)
+        inputs = sharding.place_rows(inputs, of_cache.mesh, num_rows)
     return Prepared(program, AllParams(target_params, drafter_params), inputs)
 
 
@@ -326,6 +333,16 @@ def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> No
                 f"share_encoder=True, but the draft is {theirs} wide and the target's encoder output {ours}: "
                 "share_encoder=False gives the draft an encoder of its own"
             )
+
+
+def _check_mesh(drafter_params: Params, mesh: jax.sharding.Mesh) -> None:
+    theirs = sharding.mesh_of(drafter_params)
+    arrays = [x for x in jax.tree.leaves(drafter_params) if not isinstance(x, jax.core.Tracer)]
+    if arrays and theirs != mesh:
+        raise ValueError(
+            f"the drafter's params lie on {theirs or 'one device'}, the target's on {mesh}: load the draft "
+            "with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads with `load_heads`"
+        )
 
 
 def _length_bucket(max_new_tokens: Any, length_bucket: int | None) -> int:

@@ -3,6 +3,9 @@
 Axes of the mesh: "data" divides the rows of a batch, "model" divides heads, the feed-forward
 width and the vocabulary (Shoeybi et al. 2019, section 3). Both are `Auto`: the compiler
 propagates the placement of params and batches through the program.
+
+With several processes (hosts) every one runs the same program on the same inputs, holds the parts
+of its own devices, and gets the whole result (`fetch`).
 """
 
 import re
@@ -10,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,11 +34,34 @@ T5_RULES: Rules = (
 REPLICATED: Rules = ((r"", P()),)  # small networks lie on every device
 
 
+def join_processes(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Makes the devices of several processes one set; call it before anything else touches a device.
+
+    Args:
+      coordinator: "host:port" of process 0. None: all three are found out, as on a TPU VM, under Slurm
+        or Open MPI (`jax.distributed.initialize`).
+      num_processes: how many there are.
+      process_id: which this one is, from 0.
+
+    Raises:
+      ValueError: only some of the three, or a `process_id` that there is not.
+    """
+    given = [value is not None for value in (coordinator, num_processes, process_id)]
+    shown = f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}"
+    if any(given) and not all(given):
+        raise ValueError(f"{shown}: give all three, or none where they can be found out")
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise ValueError(f"{shown}: process_id must be in 0..{num_processes - 1}")
+    jax.distributed.initialize(coordinator, num_processes, process_id)
+
+
 def make_mesh(data: int = 1, model: int = 1) -> Mesh:
     """A mesh of the first `data * model` devices.
 
     Raises:
-      ValueError: a size below 1, or fewer devices than that.
+      ValueError: a size below 1, fewer devices than that, or devices left out with several processes.
     """
     if min(data, model) < 1:
         raise ValueError(f"data={data}, model={model}: each must be at least 1")
@@ -42,6 +70,11 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
         raise ValueError(
             f"data={data} times model={model} needs {data * model} devices, there are {len(devices)}: "
             "lower one of them"
+        )
+    if data * model < len(devices) and jax.process_count() > 1:
+        raise ValueError(
+            f"data={data} times model={model} leaves out some of the {len(devices)} devices of "
+            f"{jax.process_count()} processes: use all of them"
         )
     return jax.make_mesh(
         (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=devices[: data * model]
@@ -58,6 +91,78 @@ def by_row(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P("data"))
 
 
+def of_cache(mesh: Mesh, rules: Rules = T5_RULES) -> NamedSharding:
+    """Of a decoder cache's keys and values `[B, H, ...]`: rows over "data", heads as `rules` divide them."""
+    spec = _find(rules, "decoder_layers_0/attention/q")
+    return NamedSharding(mesh, P("data", *spec[1:2]))
+
+
+def mesh_of(params: Any) -> Any:
+    """The mesh that params (or their shapes) lie on; None: not on one of `make_mesh`."""
+    for leaf in jax.tree.leaves(params):
+        place = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+        if isinstance(place, NamedSharding) and "data" in place.mesh.shape:
+            return place.mesh
+    return None
+
+
+def check_rows(mesh: Mesh, num_rows: int) -> None:
+    """Raises a ValueError where a mesh does not divide the rows of a batch."""
+    size = mesh.shape["data"]
+    if num_rows % size:
+        raise ValueError(
+            f"source_ids has {num_rows} rows, not divisible by the {size} devices of the mesh axis 'data': "
+            f"give a multiple of {size} (prompts times num_samples), or a mesh of fewer"
+        )
+
+
+def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
+    """Puts every array `[B, ...]` of a batch onto the devices that its rows belong to.
+
+    Args:
+      batch: arrays of any structure, whole and equal in every process; traced ones are constrained.
+      num_rows: B.
+
+    Raises:
+      ValueError: the mesh does not divide the rows.
+    """
+    check_rows(mesh, num_rows)
+    place = by_row(mesh)
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(leaf, place)
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+
+    return jax.tree.map(one, batch)
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """Puts whole arrays, equal in every process, onto every device."""
+    put = lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])  # noqa: E731
+    return jax.tree.map(lambda leaf: put(np.asarray(leaf)), tree)
+
+
+def fetch(tree: Any) -> Any:
+    """The arrays as numpy arrays, whole in every process; all processes must ask."""
+
+    def one(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+            return multihost_utils.process_allgather(leaf, tiled=True)
+        return np.asarray(leaf)
+
+    return jax.tree.map(one, tree)
+
+
+def _find(rules: Rules, name: str) -> P:
+    """The partition of the first rule that matches a path."""
+    for pattern, spec in rules:
+        if re.search(pattern, name):
+            return spec
+    raise ValueError(f"no partition rule matches the parameter {name!r}: add one to `rules`")
+
+
 def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
     """The placement of every parameter, in the structure of `params`.
 
@@ -71,9 +176,7 @@ def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         name = "/".join(str(key.key) for key in path)
-        spec = next((spec for pattern, spec in rules if re.search(pattern, name)), None)
-        if spec is None:
-            raise ValueError(f"no partition rule matches the parameter {name!r}: add one to `rules`")
+        spec = _find(rules, name)
         for axis, part in enumerate(spec):
             if part is not None and leaf.shape[axis] % mesh.shape[part]:
                 raise ValueError(

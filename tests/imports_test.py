@@ -15,7 +15,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob(
 # A file imports only from lines above its own. Files of one folder may import each other, in one
 # direction; two files that share a line may not.
 ORDER = (
-    ("types",),
+    ("types", "sharding"),
     ("sampling", "draws"),
     ("tree",),
     ("cache",),
@@ -27,7 +27,6 @@ ORDER = (
     ("rounds",),
     ("decode",),
     ("models",),
-    ("sharding",),
     ("analysis",),
     ("data", "metrics"),
     ("training",),

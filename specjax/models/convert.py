@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -230,6 +230,22 @@ class _Checkpoint:
     def read(self, name: str) -> np.ndarray:
         return self._file_of[name].get_tensor(name)
 
+    def read_part(self, tensor: "Tensor", index: tuple[slice, ...]) -> np.ndarray:
+        """The part `index` of a parameter; no other part of the file is read."""
+        spans = [range(*s.indices(size)) for s, size in zip(index, tensor.shape, strict=True)]
+        shape = [len(span) for span in spans]
+        if tensor.kind == "same":
+            return self._slice(tensor.name, spans)
+        if len(spans) == 3:  # H and D are one axis of the file
+            first = 1 if tensor.shape[0] == tensor.file_shape[1] else 0
+            heads, width = spans[first], tensor.shape[first + 1]
+            assert len(spans[first + 1]) == width  # no rule divides D
+            spans[first : first + 2] = [range(heads.start * width, heads.stop * width)]
+        return self._slice(tensor.name, spans[::-1]).T.reshape(shape)
+
+    def _slice(self, name: str, spans: list[range]) -> np.ndarray:
+        return self._file_of[name].get_slice(name)[tuple(slice(span.start, span.stop) for span in spans)]
+
     def same(self, name: str, other: str) -> bool:
         return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
 
@@ -268,38 +284,94 @@ def _compute_dtype(dtype: str | None) -> str:
     return dtype
 
 
-def load(source: str | os.PathLike[str], dtype: str | None = None) -> tuple[t5.T5Config, dict[str, Any]]:
-    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
-
-    Args:
-      source: a local directory or a hub id. A directory wins.
-      dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
-
-    Returns:
-      The config and the params, in the structure of `T5(config).init(...)["params"]`, as arrays
-      on JAX's default device. Within `jax.default_device` they lie where that says.
-    """
-    dtype = _compute_dtype(dtype)
+@contextlib.contextmanager
+def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[t5.T5Config, _Checkpoint]]:
+    """The config of a checkpoint and its open files, checked against each other."""
     source = os.path.expanduser(os.fspath(source))
     path = _locate(source, "config.json")
     if path is None:
         raise ValueError(f"{source} has no config.json: not a checkpoint in Hugging Face's format")
     config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
-    params: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         checkpoint = _Checkpoint(_weight_files(source), stack)
         own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
         config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
         _check(checkpoint, config)
-        for tensor in tensor_names(config):
-            array = checkpoint.read(tensor.name)
-            array = (array.T if tensor.kind == "transposed" else array).reshape(tensor.shape)
-            *parents, leaf = tensor.path
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[leaf] = jnp.asarray(np.ascontiguousarray(array, dtype=jnp.dtype(dtype)))
-    return config, params
+        yield config, checkpoint
+
+
+def _nest(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Nested dicts of (path, leaf) pairs."""
+    tree: dict[str, Any] = {}
+    for (*parents, last), leaf in leaves:
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def shapes(config: t5.T5Config) -> dict[str, Any]:
+    """The params of such a network as `jax.ShapeDtypeStruct`s, in its compute dtype."""
+    return _nest(
+        (t.path, jax.ShapeDtypeStruct(t.shape, jnp.dtype(config.dtype))) for t in tensor_names(config)
+    )
+
+
+def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> t5.T5Config:
+    """The config that `load` gives, the weights left where they are."""
+    with _opened(source, _compute_dtype(dtype)) as (config, _):
+        return config
+
+
+def load(
+    source: str | os.PathLike[str], dtype: str | None = None, place: Callable[[Any], Any] | None = None
+) -> tuple[t5.T5Config, dict[str, Any]]:
+    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
+
+    Args:
+      source: a local directory or a hub id. A directory wins.
+      dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
+      place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
+        devices, one after the other, and a process reads the parts of its own devices only.
+
+    Returns:
+      The config and the params, in the structure of `T5(config).init(...)["params"]`; without
+      `place` as arrays on JAX's default device. Within `jax.default_device` they lie where that says.
+    """
+    with _opened(source, _compute_dtype(dtype)) as (config, checkpoint):
+        tensors = list(tensor_names(config))
+        if place is None:
+            return config, _nest((t.path, _read(checkpoint, t, config.dtype)) for t in tensors)
+        shardings = {
+            tuple(key.key for key in path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(place(shapes(config)))
+        }
+        return config, _nest(
+            (t.path, _read_onto(checkpoint, t, config.dtype, shardings[t.path])) for t in tensors
+        )
+
+
+def _read(checkpoint: _Checkpoint, tensor: Tensor, dtype: str) -> jax.Array:
+    """A whole parameter, on the default device."""
+    array = checkpoint.read(tensor.name)
+    array = (array.T if tensor.kind == "transposed" else array).reshape(tensor.shape)
+    return jnp.asarray(np.ascontiguousarray(array, dtype=jnp.dtype(dtype)))
+
+
+def _read_onto(
+    checkpoint: _Checkpoint, tensor: Tensor, dtype: str, place: jax.sharding.Sharding
+) -> jax.Array:
+    """A parameter on the devices that `place` says; devices that hold the same part share one reading."""
+    parts: dict[str, np.ndarray] = {}
+
+    def part(index: Any) -> np.ndarray:
+        if str(index) not in parts:
+            read = checkpoint.read_part(tensor, index)
+            parts[str(index)] = np.ascontiguousarray(read, dtype=jnp.dtype(dtype))
+        return parts[str(index)]
+
+    return jax.make_array_from_callback(tensor.shape, place, part)
 
 
 def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:

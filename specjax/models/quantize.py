@@ -63,6 +63,11 @@ class QuantizedNetwork:
         return self.network.config  # type: ignore[attr-defined]
 
     @property
+    def cache_sharding(self) -> Any:
+        """Of the network."""
+        return getattr(self.network, "cache_sharding", None)
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         return self.network.vocab_size

@@ -403,10 +403,13 @@ class T5Network:
       config: its shape.
       feature_layers: decoder layers after which the residual stream, over its root mean square, is given out
         behind the last hidden state (EAGLE-3 reads a low, a middle and a high one).
+      cache_sharding: of the cache's keys and values `[B, H, ...]` on a mesh: an empty cache has no
+        input whose placement the compiler could take over. None: the compiler's choice.
     """
 
     config: T5Config
     feature_layers: tuple[int, ...] = ()
+    cache_sharding: jax.sharding.NamedSharding | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -424,7 +427,12 @@ class T5Network:
 
     def init_cache(self, params: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
         """See `T5.init_cache`."""
-        return self._apply(params, encoded, source_mask, num_slots, method="init_cache")
+        cache = self._apply(params, encoded, source_mask, num_slots, method="init_cache")
+        if self.cache_sharding is None:
+            return cache
+        names = ("keys", "values", "cross_keys", "cross_values")
+        arrays = {name: getattr(cache, name) for name in names}
+        return cache.replace(**jax.lax.with_sharding_constraint(arrays, self.cache_sharding))
 
     def decode(
         self, params: Any, cache: Cache, tokens: jax.Array, layout: Layout | None = None

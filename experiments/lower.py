@@ -1,0 +1,89 @@
+"""Does a program for many devices exist? Lowered from shapes alone, for a platform that need not be here.
+
+  python -m experiments.lower --flagfile=configs/lower_xxl.flags
+
+The whole of decoding (encoder, draft, verification, acceptance, the loop) is traced on a mesh of
+simulated devices and lowered for each platform; no weights exist, nothing runs. Before it, the memory
+of a device.
+"""
+
+import dataclasses
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+
+from experiments import meshes, results
+from specjax import api, decode, sharding
+from specjax.drafters import ModelDrafter
+from specjax.models import t5
+from specjax.sampling import Sampling
+
+_SHAPES = sorted(t5.PRESETS)
+_TARGET = flags.DEFINE_enum("target", "t5-v1_1-xxl", _SHAPES, "Shape of the target.")
+_DRAFT = flags.DEFINE_enum("draft", "t5-small", _SHAPES, "Shape of the draft, whole on every device.")
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.")
+_DTYPE = flags.DEFINE_string("dtype", "bfloat16", "Of weights and computation.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows, over all devices.")
+_SOURCE = flags.DEFINE_integer("source_length", 512, "Source tokens.")
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of a row.")
+_PLATFORMS = flags.DEFINE_list("platforms", ["tpu", "cuda"], "What to lower for.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
+
+
+def shape(name: str) -> t5.T5Config:
+    return dataclasses.replace(t5.PRESETS[name], dtype=_DTYPE.value)
+
+
+def request(mesh: jax.sharding.Mesh) -> decode.Prepared:
+    """The program and its inputs; the params are shapes."""
+    target = api.outline(shape(_TARGET.value), mesh)
+    draft = api.outline(shape(_DRAFT.value), mesh, sharding.REPLICATED)
+    size = (_BATCH_SIZE.value, _SOURCE.value)
+    return decode.prepare(
+        target.network, target.params, np.full(size, 2, np.int32), np.ones(size, bool),
+        drafter=ModelDrafter(draft.network, _NUM_DRAFT.value), drafter_params=draft.params,
+        sampling=Sampling(temperature=1.0), max_new_tokens=_NEW_TOKENS.value, seed=0,
+    )  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    console = Console()
+    data, model = meshes.parse(flags.FLAGS.mesh or "1x8")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", data * model)
+    mesh = sharding.make_mesh(data, model)
+    prepared = request(mesh)
+    program = prepared.program
+    drafter: Any = program.drafter
+    rows = meshes.show_memory(
+        console, mesh,
+        [
+            ("target", program.target.config, sharding.T5_RULES, _NUM_DRAFT.value + 1),  # type: ignore[attr-defined]
+            ("draft", drafter.network.config, sharding.REPLICATED, 1),
+        ],
+        batch_size=_BATCH_SIZE.value, num_source=_SOURCE.value, num_slots=program.num_slots,
+    )  # fmt: skip
+    started = time.perf_counter()
+    traced = decode.jitted_generate.trace(*prepared)
+    console.print(f"traced in {time.perf_counter() - started:.1f} s")
+    for platform in _PLATFORMS.value:
+        started = time.perf_counter()
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        took_s = time.perf_counter() - started
+        console.print(
+            f"lowered for {platform} in {took_s:.1f} s: {len(text.splitlines())} lines of StableHLO"
+        )
+        rows.append({"platform": platform, "num_lines": len(text.splitlines()), "seconds": round(took_s, 1)})
+    if _OUTPUT.value:
+        results.write(pathlib.Path(_OUTPUT.value), "lower", rows)
+
+
+if __name__ == "__main__":
+    app.run(main)

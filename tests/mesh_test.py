@@ -1,0 +1,272 @@
+"""Many devices and processes decode what one device does."""
+
+import concurrent.futures
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import specjax
+from experiments import identity
+from specjax import analysis, api, decode, drafters, sharding
+from specjax.models import convert
+from tests import meshes
+from tests.training import tiny
+
+ALL = ["model", "tree", "eagle"]
+MESHES = {"2x4": ALL, "8x1": ["eagle"], "1x8": ["tree"]}
+
+EIGHT_DEVICES = """
+import json, pathlib, sys
+from specjax import sharding
+from tests import meshes
+
+directory, found = pathlib.Path(sys.argv[1]), {}
+for shape, names in json.loads(sys.argv[2]).items():
+    mesh = None if shape == "1" else sharding.make_mesh(*map(int, shape.split("x")))
+    found[shape] = meshes.decode(directory, mesh, names)
+print(json.dumps(found))
+"""
+
+TWO_PROCESSES = """
+import json, pathlib, sys
+import jax
+from specjax import sharding
+from tests import meshes
+
+sharding.join_processes(sys.argv[2], 2, int(sys.argv[3]))
+assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
+directory, mesh = pathlib.Path(sys.argv[1]), sharding.make_mesh(2, 2)
+rounds = []
+found = {
+    "whole": meshes.decode(directory, mesh, ["eagle"]),
+    "by rounds": meshes.decode(directory, mesh, ["model"], [1.0], on_round=rounds.append, stop="zz"),
+}
+try:
+    sharding.make_mesh(1, 2)
+except ValueError as error:
+    found["refused"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def result(process):
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models")
+    meshes.write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(directory):
+    return result(tiny.run_program(EIGHT_DEVICES, directory, json.dumps({"1": ALL} | MESHES), num_devices=8))
+
+
+def assert_equal_outputs(one, other):
+    assert one
+    for name, ours in one.items():
+        theirs = other[name]
+        for part in ("ids", "reasons", "accepted"):
+            assert ours[part] == theirs[part], (name, part)
+        np.testing.assert_allclose(ours["log_probs"], theirs["log_probs"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_rows_differ_and_drafts_are_both_accepted_and_rejected(found):
+    for name, output in found["1"].items():
+        assert len({str(row) for row in output["ids"]}) == len(meshes.PROMPTS), name
+    assert len(set(found["1"]["model at 1"]["accepted"])) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES)
+def test_eight_devices_decode_what_one_does(found, shape):
+    """Chain, tree and heads, greedy and sampled, with the same seeds: the same tokens."""
+    assert_equal_outputs(found[shape], found["1"])
+
+
+@pytest.mark.slow
+def test_two_processes_decode_what_one_does(found, directory):
+    """Each holds half of every array's parts, and gets the whole result; also round by round."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        coordinator = f"localhost:{free.getsockname()[1]}"
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        run = lambda i: tiny.run_program(TWO_PROCESSES, directory, coordinator, i, num_devices=2)  # noqa: E731
+        first, second = map(result, pool.map(run, range(2)))
+    assert first == second
+    assert_equal_outputs(first["whole"], found["1"])
+    assert_equal_outputs(first["by rounds"], found["1"])
+    assert "leaves out some of the 4 devices of 2 processes" in first["refused"]
+
+
+def test_the_cache_is_divided_by_rows_and_heads(directory):
+    """After prefill, and in the compiled program: no device ever holds more of it."""
+    mesh = sharding.make_mesh(1, 2)
+    target = meshes.load(directory / "target", mesh)
+    drafter = meshes.bound(directory, target, "model")
+    ids, mask = api.encode_sources(target, meshes.PROMPTS)
+    request = decode.prepare(
+        target.network, target.params, ids, mask, drafter=drafter.drafter, drafter_params=drafter.params,
+        max_new_tokens=12, seed=0,
+    )  # fmt: skip
+    state = decode.jitted_prefill(request.program, request.params, **request.inputs)
+    cache, slots = state.cache, request.program.num_slots
+    for array in (*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values):
+        assert array.sharding.shard_shape(array.shape)[:2] == (8, 4)
+    compiled = decode.jitted_generate.trace(*request).lower().compile().as_text()
+    held = {tuple(map(int, m)) for m in re.findall(rf"f32\[(\d+),(\d+),4,{slots}\]", compiled)}
+    assert held == {(8, 4)}
+
+
+def test_many_prompts_on_a_mesh_get_what_they_get_on_one_device(directory):
+    prompts = [*meshes.PROMPTS, *meshes.PROMPTS[:3]]
+    outputs = []
+    for mesh in (None, sharding.make_mesh(2, 1)):
+        target = meshes.load(directory / "target", mesh)
+        drafter = meshes.bound(directory, target, "model")
+        outputs.append(specjax.generate_all(target, prompts, batch_size=4, drafter=drafter, max_new_tokens=9))
+    one, many = outputs
+    assert many.token_ids == one.token_ids and many.finish_reasons == one.finish_reasons
+    with pytest.raises(ValueError, match="source_ids has 1 rows, not divisible by the 2 devices"):
+        specjax.generate_all(target, prompts, batch_size=4, num_refilled=1)
+
+
+# ---- loading
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("name", ["target", "draft"])  # with an index of two shards, and one file
+def test_loading_onto_a_mesh_gives_the_same_arrays(directory, name, shape):
+    one, mesh = meshes.load(directory / name), sharding.make_mesh(*shape)
+    for rules in (sharding.T5_RULES, sharding.REPLICATED):
+        many = meshes.load(directory / name, mesh, rules)
+        jax.tree.map(np.testing.assert_array_equal, many.params, one.params)
+        wanted = sharding.param_shardings(one.params, mesh, rules)
+        jax.tree.map(lambda x, place: x.sharding == place or 1 / 0, many.params, wanted)
+        assert many.mesh == mesh and many.network.config == one.network.config
+
+
+def test_a_process_reads_the_parts_of_its_devices_only(directory, monkeypatch):
+    """Both halves belong to this one: each is read once, and never the whole."""
+    read, original = [], convert._Checkpoint.read_part
+
+    def read_part(self, tensor, index):
+        part = original(self, tensor, index)
+        read.append(part.size)
+        return part
+
+    monkeypatch.setattr(convert._Checkpoint, "read_part", read_part)
+    params = meshes.load(directory / "target", sharding.make_mesh(1, 2)).params
+    assert sum(read) == sum(x.size for x in jax.tree.leaves(params))
+    assert max(read) == params["embedding"].size // 2
+
+
+# ---- refusals
+
+
+def test_rows_that_the_mesh_does_not_divide_are_refused(directory):
+    target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
+    with pytest.raises(
+        ValueError, match="3 rows, not divisible by the 2 devices .*'data': give a multiple of 2"
+    ):
+        specjax.generate(target, ["a", "b", "c"])
+
+
+def test_heads_that_the_mesh_does_not_divide_are_refused(tmp_path, directory):
+    config = meshes.CONFIG.__class__(**{**meshes.CONFIG.__dict__, "num_heads": 5})
+    with pytest.raises(
+        ValueError, match="bias/table .*, 5.: axis 1 is not divisible by the 2 devices .*'model'"
+    ):
+        api.outline(config, sharding.make_mesh(1, 2))
+
+
+def test_a_drafter_that_lies_elsewhere_is_refused(directory):
+    target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
+    drafter = drafters.from_model(meshes.load(directory / "draft"), 2)
+    with pytest.raises(ValueError, match="lie on one device, the target's on .*mesh=target.mesh"):
+        specjax.generate(target, meshes.PROMPTS, drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("host:1", 2, None), "process_id=None: give all three"),
+        (("host:1", 2, 2), "process_id must be in 0..1"),
+    ],
+)
+def test_processes_that_cannot_be_joined_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sharding.join_processes(*arguments)
+
+
+def test_an_empty_cache_takes_its_heads_from_the_rules():
+    mesh = sharding.make_mesh(1, 2)
+    assert sharding.of_cache(mesh).spec == P("data", "model")
+    assert sharding.of_cache(mesh, sharding.REPLICATED).spec == P("data")
+
+
+def test_eight_bits_decode_on_a_mesh(directory):
+    """A target's own weights in eight bits as its draft."""
+    target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
+    drafter = drafters.from_model(specjax.int8(target), 2)
+    outputs = [specjax.generate(target, meshes.PROMPTS, drafter=d, max_new_tokens=6) for d in (None, drafter)]
+    assert outputs[0].token_ids == outputs[1].token_ids
+
+
+# ---- what a device holds, and programs for devices that are not here
+
+
+def test_memory_of_a_device_is_that_of_the_arrays_on_it(directory):
+    mesh = sharding.make_mesh(1, 2)
+    target = meshes.load(directory / "target", mesh)
+    ids, mask = api.encode_sources(target, meshes.PROMPTS)
+    request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+    cache = decode.jitted_prefill(request.program, request.params, **request.inputs).cache
+
+    def held(tree):
+        return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+    sizes = dict(batch_size=len(ids), num_source=ids.shape[1], num_slots=cache.num_slots, num_new=1)
+    for params in (target.params, api.outline(target.config, mesh).params):  # arrays, or shapes alone
+        memory = analysis.memory_per_device(target.config, params, target.network.cache_sharding, **sizes)
+        assert memory.params == held(target.params)
+        assert memory.cache == held((cache.keys, cache.values))
+        assert memory.cross == held((cache.cross_keys, cache.cross_values))
+        assert memory.logits == 2 * len(ids) * target.config.vocab_size // 2 * 4
+
+
+@pytest.mark.slow
+def test_xxl_lowers_for_eight_devices_of_tpu_and_cuda(tmp_path):
+    """The whole decoding program, bfloat16, from shapes alone; its params are divided by eight."""
+    command = [sys.executable, "-m", "experiments.lower", "--flagfile=configs/lower_xxl.flags"]
+    command += [f"--output={tmp_path}"]
+    done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    target, draft, *programs = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert target["params_gib"] == pytest.approx(20.74 / 8, rel=0.01)
+    assert draft["params_gib"] == pytest.approx(60.5e6 * 2 / 2**30, rel=0.01)
+    assert [program["platform"] for program in programs] == ["tpu", "cuda"]
+    assert all(program["num_lines"] > 10_000 for program in programs)
+
+
+def test_the_margin_of_a_near_tie_is_found_on_a_mesh(directory):
+    """The report of differing rows asks for single rows, which a mesh would not divide."""
+    margins = []
+    for mesh in (None, sharding.make_mesh(2, 1)):
+        target = meshes.load(directory / "target", mesh)
+        ids, mask = api.encode_sources(target, meshes.PROMPTS)
+        request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+        margins.append(identity.margin(request, [5, 9, 4], 6))
+    assert margins[0] == pytest.approx(margins[1], abs=1e-4) and margins[0] > 1e-3
