@@ -20,7 +20,7 @@ def track(items: Iterable[Item], total: int, label: str, console: Console) -> It
         return
     started = said = time.monotonic()
     for done, item in enumerate(items):
-        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+        if done and time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             left_s = (said - started) / done * (total - done)
             console.print(f"{label}: {done} of {total}, {left_s / 60:.1f} min left")
