@@ -19,7 +19,7 @@ from specjax import decode
 from specjax.models import t5
 
 NUM_BYTES = 1 << 28  # larger than the caches
-_TIMES = 9
+_TIMES = 30
 _COLUMNS = 1024  # of the array that is read
 
 

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,7 +74,7 @@ def of_shape(
     A random draft guesses nothing: our drafts are forced, which is a benchmark and not a sampler.
     """
     config = shapes.shape(name, shapes.default_dtype())
-    params = ever_going(config, shapes.random_params(config, 0))
+    params = varied(config, shapes.random_params(config, 0))
     convert.save(folder, config, params)
     size = (num_sources, source_length)
     sources = np.random.default_rng(0).integers(3, config.vocab_size, size, np.int32)
@@ -104,11 +103,22 @@ def of_shape(
     )  # fmt: skip
 
 
-def ever_going(config: t5.T5Config, params: Any) -> Any:
-    """Random params whose greedy output is no repetition and never ends, in every library at its defaults.
+def varied(config: t5.T5Config, params: Any) -> Any:
+    """Random params whose greedy output varies with source and position, and never ends, in any library.
 
-    With a head that is the embedding, large embeddings make each token say itself again: they are a tenth.
-    The end token's is zero, so its logit is zero too, and one of the thousands of others is larger.
+    As they are drawn, a head that is the embedding has each token say itself again; so embeddings are made
+    small. What would then be alike for all tokens drowns what is not: attention is made smaller still, and
+    a half of each ReLU's outputs is subtracted rather than added. The end token's embedding is zero: so is
+    its logit, below the largest of thousands.
     """
+    changed = dict(params)
     embedding = params["embedding"] * jnp.asarray(0.1, config.dtype)
-    return jax.device_put({**params, "embedding": embedding.at[config.eos_id].set(0)})
+    changed["embedding"] = embedding.at[config.eos_id].set(0)
+    for index in range(config.num_decoder_layers):
+        layer = dict(params[f"decoder_layers_{index}"])
+        for part in ("attention", "cross"):
+            layer[part] = {**layer[part], "o": layer[part]["o"] * jnp.asarray(0.05, config.dtype)}
+        out, half = layer["feed_forward"]["wo"], config.d_ff // 2
+        layer["feed_forward"] = {**layer["feed_forward"], "wo": out.at[half:].set(-out[:half])}
+        changed[f"decoder_layers_{index}"] = layer
+    return changed
