@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, measure, progress, results
+from experiments import arms, measure, progress, results, start
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
 from specjax.sampling import Sampling
@@ -190,10 +190,9 @@ def rank(
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
     if not _DRAFTS.value:
         raise ValueError("--draft is missing: name at least one candidate")
-    console = Console()
+    console = start.console()
     with console.status("loading"):
         target = specjax.load(_TARGET.value, _DTYPE.value)
         candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from flax import struct
 from rich.console import Console
 
 import specjax
 from experiments import arms as arms_lib
-from experiments import outputs, results, tasks
+from experiments import outputs, results, start, tasks
 from specjax import api, data
 from specjax.models import convert, t5
 from specjax.sampling import Sampling
@@ -293,10 +293,9 @@ def judge(
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
     for arm in _ARMS.value:
         parse_arm(arm)
-    console = Console()
+    console = start.console()
     saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
     with console.status("loading"):
         target, draft = (specjax.load(name, "float32") for name in (_TARGET.value, _DRAFT.value))

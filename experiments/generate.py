@@ -20,7 +20,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
@@ -201,6 +201,7 @@ def once(
         "temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value,
         "num_examples": len(sources), "num_tokens": int(total.num_emitted[0]),
         "tokens_per_target_call": float(total.tau[0]), "seconds_of_this_run": time.perf_counter() - started,
+        "compile_s": start.compile_seconds(),
         **rows_lib.quality(output.texts, references()),
     }  # fmt: skip
     return [row], output.texts
@@ -226,7 +227,6 @@ def load(console: Console, mesh: Mesh | None) -> tuple[api.Model, api.Model | No
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
     mesh, console = meshes.start()
     started = time.perf_counter()
     target, draft = load(console, mesh)

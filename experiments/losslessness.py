@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +28,7 @@ from experiments import (
     progress,
     results,
     sampled_law,
+    start,
 )
 from experiments.law_cases import Case
 from experiments.planted_bugs import Bug
@@ -236,13 +237,12 @@ def run_parts(console: Console) -> list[dict[str, Any]]:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
     unknown = set(_PARTS.value) - {"exact", "drawn", "power"}
     if unknown or not _PARTS.value:
         raise ValueError(f"--parts={','.join(_PARTS.value)}: give some of exact, drawn, power")
     if "drawn" in _PARTS.value and not (_TARGET.value and _DRAFT.value and _SOURCES.value):
         raise ValueError("the drawn part needs --target, --draft and --source; leave it out of --parts")
-    console = Console()
+    console = start.console()
     rows = run_parts(console)
     wrong = [row for row in rows if row["passed"] != row.get("lossless", True)]
     console.print(f"{len(rows)} checks, {len(wrong)} of them not as they should be")

@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
-from rich.console import Console
+from absl import app, flags
 
-from experiments import meshes, results
+from experiments import meshes, results, start
 from specjax import api, decode, sharding
 from specjax.drafters import ModelDrafter
 from specjax.models import t5
@@ -53,8 +52,7 @@ def request(mesh: jax.sharding.Mesh) -> decode.Prepared:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     data, model = meshes.parse(flags.FLAGS.mesh or "1x8")
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", data * model)

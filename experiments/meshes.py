@@ -10,6 +10,7 @@ from absl import flags
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments import start as start_lib
 from specjax import analysis, api, sharding
 from specjax.models import t5
 
@@ -35,7 +36,7 @@ def start() -> tuple[Mesh | None, Console]:
         sharding.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     if mesh is None and jax.process_count() > 1:
         raise ValueError(f"--mesh=None with {jax.process_count()} processes: give DATAxMODEL")
-    return mesh and sharding.make_mesh(*mesh), Console(quiet=not is_first())
+    return mesh and sharding.make_mesh(*mesh), start_lib.console(quiet=not is_first())
 
 
 def draft_rules() -> sharding.Rules:

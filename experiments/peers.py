@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
-from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results
+from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results, start
 from specjax import data, decode
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory.")
@@ -176,8 +176,7 @@ def make_case(folder: pathlib.Path) -> peer_cases.Case:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         with console.status("making models and requests"):

@@ -12,10 +12,9 @@ import json
 import pathlib
 from typing import Any
 
-from absl import app, flags, logging
-from rich.console import Console
+from absl import app, flags
 
-from experiments import results
+from experiments import results, start
 from specjax import analysis
 from specjax.models.config import PRESETS
 
@@ -123,8 +122,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     rows = [predict(machine, *pair) for machine in MACHINES for pair in PAIRS]
     results.show_lines(console, "on paper, batch 1, bfloat16", rows)
     here = measured_here()

@@ -16,11 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from flax import struct
-from rich.console import Console
 
-from experiments import measure, progress, results, shapes
+from experiments import measure, progress, results, shapes, start
 from specjax import decode, drafters, draws
 from specjax.judge import judge
 from specjax.models import t5
@@ -145,8 +144,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     target = shapes.shape(_TARGET.value, shapes.default_dtype())
     params = shapes.random_params(target, 0)
     grid = [(name, temperature) for name in _DRAFTS.value for temperature in (0.0, 1.0)]

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, options, results, tasks
+from experiments import arms, columns, options, results, start, tasks
 from experiments import rows as rows_lib
 from specjax import analysis, api, data, decode, sampling
 from specjax.training import loop
@@ -194,8 +194,7 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     if not _PAIRS.value:
         raise ValueError("--pair is missing: give at least one TASK,TARGET,DRAFT,LIMIT")
     pairs = [Pair.parse(text) for text in _PAIRS.value]

@@ -11,10 +11,9 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from absl import app, flags, logging
-from rich.console import Console
+from absl import app, flags
 
-from experiments import results
+from experiments import results, start
 from specjax import analysis
 
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and theory.png.")
@@ -102,8 +101,7 @@ def plot(path: pathlib.Path) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     tables = {
         "Table 1: tokens and operations": table_1(),
         "Table 4: expected speed-up": table_4(),

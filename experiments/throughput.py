@@ -11,11 +11,11 @@ import functools
 import pathlib
 from typing import Any
 
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, identity, measure, progress, results, tasks
+from experiments import arms, columns, identity, measure, progress, results, start, tasks
 from specjax import api
 from specjax.texts import Output
 
@@ -94,8 +94,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     target = specjax.load(_TARGET.value)
     draft = specjax.load(_DRAFT.value) if _DRAFT.value else None
     texts = tasks.pairs(_SPLIT.value)

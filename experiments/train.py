@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
-from experiments import tasks
+from experiments import start, tasks
 from specjax import api, data, metrics, sharding
 from specjax.models import convert, t5
 from specjax.training import checkpoints, loop, stopping
@@ -212,8 +212,7 @@ def main(argv: list[str]) -> None:
     del argv
     if _EXPORT_BY.value == "bleu" and _BLEU.value < 1:
         raise ValueError(f"--export_by=bleu with --bleu_examples={_BLEU.value}: give at least 1")
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     mesh = sharding.make_mesh(_DATA_PARALLEL.value, _MODEL_PARALLEL.value)
     optimization, saved = read_optimization(), checkpoints.Checkpoints(_OUTPUT.value)
     with console.status("reading"):

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
 import specjax
-from experiments import outputs, tasks
+from experiments import outputs, start, tasks
 from specjax import api, data, sharding
 from specjax.models import heads as heads_lib
 from specjax.models import heads_io
@@ -101,8 +101,7 @@ def training_batches(pairs: Sequence[data.Pair], start_step: int) -> Iterator[da
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
     with console.status("loading"):
         target = specjax.load(_TARGET.value, "float32")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import app, flags
 from rich.console import Console
 
-from experiments import arms, measure, results, shapes
+from experiments import arms, measure, results, shapes, start
 from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
@@ -121,8 +121,7 @@ def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dic
 
 def main(argv: list[str]) -> None:
     del argv
-    logging.set_verbosity(logging.WARNING)
-    console = Console()
+    console = start.console()
     target = shapes.shape(_TARGET.value, _DTYPE.value or shapes.default_dtype())
     with console.status("making random weights on the device"):
         params = jax.block_until_ready(shapes.random_params(target, 0))
