@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, columns, measure, meshes, options, progress, results, round_trace
+from experiments import arms, columns, measure, meshes, options, progress, results, round_trace, start
 from experiments import rows as rows_lib
 from specjax import api, data, decode, sampling, sharding
 from specjax.drafters import BoundDrafter

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import faults
+from experiments import faults, round_faults
 from experiments.law_cases import Case
 from specjax import acceptance, cache, draws, rounds, sampling, tree
 from specjax.drafters import chain, model, model_tree
@@ -110,44 +110,44 @@ BUGS: dict[str, Bug] = {
     "tree_sees_all_nodes": Bug(tree, "ancestors", faults.sees_all_nodes, case=DEEP),
     "tree_position_by_slot": Bug(tree, "layout", faults.position_by_slot, case=DEEP),
     "tree_path_not_kept": Bug(cache, "keep_path", faults.keeps_first_nodes, case=DEEP),
-    "argmax_proposal_with_soft_q": Bug(model.ModelDrafter, "propose", faults.argmax_proposal),
-    "q_without_temperature": Bug(model.ModelDrafter, "propose", faults.q_without_temperature),
-    "unsure_tokens_dropped": Bug(model.ModelDrafter, "propose", faults.drops_unsure_tokens),
-    "unsure_tokens_thrown_away": Bug(chain, "put", faults.confidence_of_the_token, case=UNSURE),
-    "eagle_q_of_the_step_before": Bug(chain, "put", faults.q_of_the_step_before, case=EAGLE),
-    "one_pass_q_of_the_step_before": Bug(chain, "put", faults.q_of_the_step_before, case=ONE_PASS),
-    "medusa_with_soft_q": Bug(MedusaDrafter, "propose", faults.soft_q_of_heads, case=MEDUSA),
-    "staged_q_of_another_token": Bug(_Recorder, "commit", faults.q_of_another_token, case=STAGED),
+    "argmax_proposal_with_soft_q": Bug(model.ModelDrafter, "propose", round_faults.argmax_proposal),
+    "q_without_temperature": Bug(model.ModelDrafter, "propose", round_faults.q_without_temperature),
+    "unsure_tokens_dropped": Bug(model.ModelDrafter, "propose", round_faults.drops_unsure_tokens),
+    "unsure_tokens_thrown_away": Bug(chain, "put", round_faults.confidence_of_the_token, case=UNSURE),
+    "eagle_q_of_the_step_before": Bug(chain, "put", round_faults.q_of_the_step_before, case=EAGLE),
+    "one_pass_q_of_the_step_before": Bug(chain, "put", round_faults.q_of_the_step_before, case=ONE_PASS),
+    "medusa_with_soft_q": Bug(MedusaDrafter, "propose", round_faults.soft_q_of_heads, case=MEDUSA),
+    "staged_q_of_another_token": Bug(_Recorder, "commit", round_faults.q_of_another_token, case=STAGED),
     "copies_kept": Bug(
         acceptance, "leading_run", faults.by(lambda accepted, num_drafted: num_drafted), case=COPIES
     ),
-    "copies_with_soft_residual": Bug(acceptance, "_next_weights", faults.residual_of_target, case=COPIES),
-    "p_without_temperature": Bug(sampling, "process", faults.temperature_one),
-    "penalty_not_in_p": Bug(sampling, "adjust", faults.adjust_skips("repetition_penalty"), case=PENALTY),
-    "penalty_forgets_drafts": Bug(sampling, "history", faults.penalty_forgets_drafts, case=PENALTY),
+    "copies_with_soft_residual": Bug(acceptance, "_next_weights", round_faults.residual_of_target, case=COPIES),
+    "p_without_temperature": Bug(sampling, "process", round_faults.temperature_one),
+    "penalty_not_in_p": Bug(sampling, "adjust", round_faults.adjust_skips("repetition_penalty"), case=PENALTY),
+    "penalty_forgets_drafts": Bug(sampling, "history", round_faults.penalty_forgets_drafts, case=PENALTY),
     "minimum_length_not_in_p": Bug(
-        sampling, "adjust", faults.adjust_skips("min_new_tokens"),
+        sampling, "adjust", round_faults.adjust_skips("min_new_tokens"),
         case=Case(options=Sampling(min_new_tokens=2), eos_ids=(2,)),
     ),
     "minimum_length_forgets_drafts": Bug(
-        sampling, "history", faults.minimum_length_forgets_drafts,
+        sampling, "history", round_faults.minimum_length_forgets_drafts,
         case=Case(options=Sampling(min_new_tokens=2), eos_ids=(2,)),
     ),
     "filters_of_draft_only": Bug(
-        sampling, "_filter", faults.filter_of_draft_only, case=Case(options=Sampling(top_p=0.7))
+        sampling, "_filter", round_faults.filter_of_draft_only, case=Case(options=Sampling(top_p=0.7))
     ),
     "top_k_keeps_one_less": Bug(
-        sampling, "threshold_above", faults.threshold_keeps_one_less, case=Case(options=Sampling(top_k=2))
+        sampling, "threshold_above", round_faults.threshold_keeps_one_less, case=Case(options=Sampling(top_k=2))
     ),
     "padding_ids_not_cut": Bug(
-        sampling, "adjust", faults.adjust_skips("num_ids"), "raises", Case(vocab_size=4, num_ids=3)
+        sampling, "adjust", round_faults.adjust_skips("num_ids"), "raises", Case(vocab_size=4, num_ids=3)
     ),
-    "target_cache_one_too_long": Bug(rounds, "cache_lib", faults.rollback_by(1)),
-    "target_cache_one_too_short": Bug(rounds, "cache_lib", faults.rollback_by(-1)),
-    "target_cache_keeps_rejected": Bug(rounds, "cache_lib", faults.by(faults.NO_ROLLBACK)),
-    "write_at_batch_minimum": Bug(cache, "write", faults.write_at_first_rows_start),
-    "draft_cache_one_too_long": Bug(model, "cache_lib", faults.rollback_by(1), "twin", TWIN),
-    "draft_cache_one_too_short": Bug(model, "cache_lib", faults.rollback_by(-1), "twin", TWIN),
+    "target_cache_one_too_long": Bug(rounds, "cache_lib", round_faults.rollback_by(1)),
+    "target_cache_one_too_short": Bug(rounds, "cache_lib", round_faults.rollback_by(-1)),
+    "target_cache_keeps_rejected": Bug(rounds, "cache_lib", faults.by(round_faults.NO_ROLLBACK)),
+    "write_at_batch_minimum": Bug(cache, "write", round_faults.write_at_first_rows_start),
+    "draft_cache_one_too_long": Bug(model, "cache_lib", round_faults.rollback_by(1), "twin", TWIN),
+    "draft_cache_one_too_short": Bug(model, "cache_lib", round_faults.rollback_by(-1), "twin", TWIN),
     "draft_cache_not_caught_up": Bug(
         Context, "last_tokens", lambda last_tokens: lambda self, count: last_tokens(self, 1), "twin", TWIN
     ),
@@ -157,22 +157,22 @@ BUGS: dict[str, Bug] = {
         ),
         "twin", Case(vocab_size=2, branching=(2, 1, 1), num_tokens=6),
     ),
-    "limit_off_by_one": Bug(rounds, "_cut", faults.limit_too_high),
+    "limit_off_by_one": Bug(rounds, "_cut", round_faults.limit_too_high),
     "no_cut_at_end_token": Bug(rounds, "_is_eos", faults.by(lambda program, tokens: tokens < 0)),
     "greedy_compares_one_late": Bug(
-        acceptance, "greedy", faults.by(faults.compare_one_late), "greedy", GREEDY
+        acceptance, "greedy", faults.by(round_faults.compare_one_late), "greedy", GREEDY
     ),
-    "greedy_next_from_first": Bug(acceptance, "greedy", faults.next_from_first, "greedy", GREEDY),
+    "greedy_next_from_first": Bug(acceptance, "greedy", round_faults.next_from_first, "greedy", GREEDY),
     "greedy_tree_compares_with_root": Bug(
-        acceptance, "greedy", faults.compare_with_root, "greedy", GREEDY_TREE
+        acceptance, "greedy", round_faults.compare_with_root, "greedy", GREEDY_TREE
     ),
     "greedy_tree_path_not_kept": Bug(cache, "keep_path", faults.keeps_first_nodes, "greedy", GREEDY_TREE),
-    "all_streams_share_noise": Bug(draws, "_uniform", faults.one_stream, "sampled", TWIN),
+    "all_streams_share_noise": Bug(draws, "_uniform", round_faults.one_stream, "sampled", TWIN),
     "draft_and_accept_share_noise": Bug(
-        draws, "_uniform", faults.draft_stream_is_accept_stream, "sampled", TWIN
+        draws, "_uniform", round_faults.draft_stream_is_accept_stream, "sampled", TWIN
     ),
-    "positions_share_noise": Bug(draws, "_uniform", faults.positions_share_noise, "sampled", TWIN),
-    "same_noise_every_round": Bug(draws.KeyDraws, "of_round", faults.same_noise_every_round, "sampled", TWIN),
-    "fixed_seed": Bug(draws.KeyDraws, "of_round", faults.fixed_seed, "sampled", TWIN),
-    "noise_short_of_one": Bug(draws, "_uniform", faults.half_uniform, "sampled", TWIN),
+    "positions_share_noise": Bug(draws, "_uniform", round_faults.positions_share_noise, "sampled", TWIN),
+    "same_noise_every_round": Bug(draws.KeyDraws, "of_round", round_faults.same_noise_every_round, "sampled", TWIN),
+    "fixed_seed": Bug(draws.KeyDraws, "of_round", round_faults.fixed_seed, "sampled", TWIN),
+    "noise_short_of_one": Bug(draws, "_uniform", round_faults.half_uniform, "sampled", TWIN),
 }  # fmt: skip

@@ -1,7 +1,6 @@
-"""Rounds, the loop, and `generate`: on a toy whose greedy path is known, then on a tiny random T5."""
+"""The loop and `generate`, on a toy whose greedy path is known."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,72 +8,29 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import acceptance, decode, rounds
+from specjax import acceptance, decode
 from specjax.drafters.model import ModelDrafter
-from specjax.drafters.model_tree import ModelTreeDrafter
-from specjax.models import t5
 from specjax.sampling import Sampling
-from specjax.types import FinishReason, Options
+from specjax.types import FinishReason
+from tests.toy_batch import (
+    BUCKET,
+    DRAFT_TABLE,
+    EOS,
+    LIMITS,
+    MIXED,
+    NUM_ROWS,
+    SEEDS,
+    SOURCE_LENGTHS,
+    SOURCE_MASK,
+    SOURCES,
+    TABLE,
+    TOY,
+    argmax_path,
+    cut,
+    emitted,
+    generate,
+)
 
-V = 40
-NUM_ROWS = 7
-BUCKET = 16
-TOY = exact_law.ToyNetwork(V)
-TABLE = exact_law.random_table(0, V, spread=2.0)
-DRAFT_TABLE = TABLE + exact_law.random_table(1, V, spread=1.0)  # right about half of the time
-SOURCE_LENGTHS = [5, 3, 1, 4, 2, 5, 3]
-SOURCE_MASK = np.arange(5)[None] < np.array(SOURCE_LENGTHS)[:, None]
-SOURCES = np.where(SOURCE_MASK, np.random.default_rng(3).integers(2, V, (NUM_ROWS, 5)), 0)
-SEEDS = np.arange(NUM_ROWS, dtype=np.uint32) + 100
-GREEDY = Sampling(temperature=0.0)
-MIXED = np.array([0.0, 1.0, 0.7, 0.0, 1.3, 0.2, 1.0], np.float32)
-LIMITS = np.array([16, 1, 9, 2, 16, 3, 12])
-
-
-@functools.cache
-def argmax_path(row: int, num_tokens: int = BUCKET) -> list[int]:
-    """The target's greedy continuation of a row, in numpy."""
-    (path,) = exact_law.target_law(TABLE, SOURCES[row, : SOURCE_LENGTHS[row]], num_tokens, GREEDY)
-    return list(path)
-
-
-def generate(
-    drafter: int | tuple[int, ...], rows=slice(None), *, draft_table=DRAFT_TABLE, table=TABLE,
-    temperature=0.0, sampling=None, **options,
-):  # fmt: skip
-    """`decode.generate` on some rows of the toy batch; nothing ends a row but its limit.
-
-    `drafter`: K of a chain, or the branching of a tree.
-    """
-    options = dict(seed=SEEDS[rows], max_new_tokens=BUCKET, eos_ids=(), length_bucket=BUCKET) | options
-    options["sampling"] = Sampling(temperature=temperature) if sampling is None else sampling
-    num_draft = drafter
-    if isinstance(drafter, tuple):
-        drafter = ModelTreeDrafter(TOY, drafter)
-    else:
-        drafter = ModelDrafter(TOY, drafter) if drafter else None
-    output = decode.generate(
-        TOY, jnp.asarray(table), SOURCES[rows], SOURCE_MASK[rows],
-        drafter=drafter, drafter_params=jnp.asarray(draft_table) if num_draft else None, **options,
-    )  # fmt: skip
-    return jax.tree.map(np.asarray, output)
-
-
-def emitted(output, row: int) -> list[int]:
-    return output.tokens[row, : output.length[row]].tolist()
-
-
-def cut(path: list[int], limit: int, eos_ids=()) -> tuple[list[int], FinishReason]:
-    """What is kept of a path, and why it ends."""
-    for index, token in enumerate(path[:limit]):
-        if token in eos_ids:
-            return path[: index + 1], FinishReason.EOS
-    return path[:limit], FinishReason.LENGTH
-
-
-# An end token that rows reach at different places, some early.
-PATHS = [argmax_path(row) for row in range(NUM_ROWS)]
-EOS = max(range(V), key=lambda token: len({path.index(token) for path in PATHS if token in path}))
 FAST_K = (1, 3, 5)
 
 
@@ -413,295 +369,3 @@ def test_log_probs_are_those_of_the_target(num_draft):
                 for i, token in enumerate(tokens)
             ]
             np.testing.assert_allclose(getattr(output, column)[row], expected, atol=1e-5)
-
-
-def test_works_under_the_users_own_jit():
-    @jax.jit
-    def run(table, sources, mask, limit, temperature, seed):
-        return decode.generate(
-            TOY, table, sources, mask, max_new_tokens=limit, sampling=Sampling(temperature=temperature),
-            seed=seed, length_bucket=BUCKET, eos_ids=(),
-        )  # fmt: skip
-
-    output = run(jnp.asarray(TABLE), SOURCES, SOURCE_MASK, jnp.asarray(LIMITS), 0.0, 0)
-    for row in range(NUM_ROWS):
-        assert emitted(jax.tree.map(np.asarray, output), row) == argmax_path(row)[: LIMITS[row]]
-
-
-# ---- compilation
-
-
-def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
-    """B63: and an equal drafter built anew compiles nothing."""
-    before = decode.jitted_generate._cache_size()
-    rng = np.random.default_rng(0)
-    for call in range(5):
-        decode.generate(
-            exact_law.ToyNetwork(V), jnp.asarray(TABLE), rng.integers(0, V, (3, 6)), np.ones((3, 6), bool),
-            drafter=ModelDrafter(exact_law.ToyNetwork(V), 2), drafter_params=jnp.asarray(DRAFT_TABLE),
-            sampling=Sampling(temperature=call / 4), max_new_tokens=[4 + call, 16, 9], seed=call,
-        )  # fmt: skip
-    assert decode.jitted_generate._cache_size() == before + 1
-
-
-def test_params_stay_usable():
-    """B65: nothing of them is donated."""
-    table = jnp.asarray(TABLE)
-    for _ in range(2):
-        decode.generate(TOY, table, SOURCES, SOURCE_MASK, seed=0, max_new_tokens=16, eos_ids=())
-    assert not table.is_deleted()
-
-
-CONFIG = t5.T5Config(
-    vocab_size=V, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=2,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
-DRAFT_CONFIG = dataclasses.replace(CONFIG, d_model=8, num_decoder_layers=1)
-
-
-def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, num_source=11):
-    """A program, its params and its first state, as shapes."""
-    target, drafter = t5.T5Network(config), None
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    source, mask = shape((2, num_source)), jax.ShapeDtypeStruct((2, num_source), bool)
-
-    def params_of(config):
-        init = lambda *x: t5.T5(config).init(jax.random.key(0), *x)["params"]  # noqa: E731
-        return jax.eval_shape(init, source, mask, shape((2, 3)))
-
-    if num_draft:
-        drafter = ModelDrafter(t5.T5Network(draft_config), num_draft)
-    program = rounds.Program(target, drafter, acceptance.speculative, bucket, 1, (1,), 0)
-    params = rounds.AllParams(params_of(config), params_of(draft_config) if num_draft else None)
-    inputs = dict(
-        source_ids=source, source_mask=mask, prefix=shape((2, 1)), prefix_length=shape((2,)),
-        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)), limit=shape((2,)),
-        seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
-    )  # fmt: skip
-    state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
-    return program, params, state
-
-
-def test_program_does_not_grow_with_the_length():
-    """B64: a loop, not an unrolled sequence of rounds."""
-    short, long = (len(decode.jitted_run.lower(*abstract(bucket=n)).as_text()) for n in (16, 128))
-    assert abs(long / short - 1) < 0.05
-
-
-def test_traces_with_64_bit_types_enabled():
-    """Counts and positions stay int32, so that a loop's state keeps its types."""
-    with jax.enable_x64(True):
-        program, params, state = abstract()
-        jax.eval_shape(functools.partial(decode.run, program), params, state)
-
-
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
-@pytest.mark.parametrize("what", ["run", "step"])
-def test_lowers_for_accelerators(platform, what):
-    program, params, state = abstract()
-    if what == "run":
-        traced = decode.jitted_run.trace(program, params, state)
-    else:
-        traced = decode.jitted_step.trace(program, params, state, sampled=True)
-    assert "stablehlo" in traced.lower(lowering_platforms=(platform,)).as_text()
-
-
-def _matmul_operands(jaxpr, found):
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            found.extend(tuple(v.aval.shape) for v in eqn.invars)
-        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                _matmul_operands(inner, found)
-    return found
-
-
-def test_loop_computes_no_cross_attention_keys():
-    """B71: the encoder output `[B, S, M]` enters no product after the prefill."""
-    program, params, state = abstract(num_source=11)
-    jaxpr = jax.make_jaxpr(functools.partial(decode.run, program))(params, state).jaxpr
-    operands = _matmul_operands(jaxpr, [])
-    assert (2, 4, 11, 4) in operands  # the cached cross keys are read: the walk goes inside the loop
-    widths = (CONFIG.d_model, DRAFT_CONFIG.d_model)
-    assert not [shape for shape in operands if len(shape) == 3 and 11 in shape and shape[-1] in widths]
-
-
-def test_step_without_drafts_costs_what_plain_decoding_costs():
-    """B71: FLOPs within 2 % of a hand-written step with its log-probabilities."""
-    config = dataclasses.replace(CONFIG, vocab_size=1000, d_model=64, d_ff=128, d_kv=16)
-    program, params, state = abstract(config, num_draft=0)
-
-    def plain(params, cache, token):
-        logits, _, cache = program.target.decode(params, cache, token)
-        token = logits.argmax(-1).astype(jnp.int32)
-        log_prob = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
-        return token, log_prob - jax.nn.logsumexp(logits, axis=-1), cache
-
-    token = jax.ShapeDtypeStruct((2, 1), jnp.int32)
-    by_hand = jax.jit(plain).lower(params.target, state.cache, token).cost_analysis()["flops"]
-    ours = decode.jitted_step.lower(program, params, state, sampled=False).cost_analysis()["flops"]
-    assert ours <= 1.02 * by_hand
-
-
-# ---- a tiny random T5
-
-
-def random_params(config: t5.T5Config, seed: int):
-    """Params drawn in numpy: nothing to compile. Target and draft share the large part of a bigram."""
-    rng, shared = np.random.default_rng(seed), np.random.default_rng(9)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(lambda: t5.T5(config).init(jax.random.key(0), ids, ids > 0, ids)["params"])
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "scale":
-            return jnp.ones(leaf.shape)
-        width = {"table": 1, "embedding": 1, "o": config.num_heads * config.d_kv}.get(name, leaf.shape[0])
-        return jnp.asarray(rng.normal(size=leaf.shape) * width**-0.5, jnp.float32)
-
-    params = jax.tree_util.tree_map_with_path(draw, shapes)
-    embedding, head = shared.normal(size=(V, 8)), shared.normal(size=(8, V))
-    params["embedding"] = params["embedding"].at[:, :8].set(3 * embedding)
-    params["head"] = params["head"].at[:8].set(head)
-    return params
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return random_params(CONFIG, 0), random_params(DRAFT_CONFIG, 1)
-
-
-def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
-    target, draft = pair
-    options = dict(sampling=Sampling(temperature=temperature)) | options
-    options = dict(seed=SEEDS[rows], max_new_tokens=LIMITS[rows], length_bucket=BUCKET) | options
-    if num_draft:
-        options |= dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), num_draft), drafter_params=draft)
-    output = decode.generate(t5.T5Network(CONFIG), target, SOURCES[rows], SOURCE_MASK[rows], **options)
-    return jax.tree.map(np.asarray, output)
-
-
-def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
-    """B47, B50."""
-    plain, speculative = t5_generate(pair, 0), t5_generate(pair, 3)
-    np.testing.assert_array_equal(speculative.tokens, plain.tokens)
-    np.testing.assert_array_equal(speculative.finish_reason, plain.finish_reason)
-    np.testing.assert_allclose(speculative.log_probs, plain.log_probs, atol=1e-5)
-    assert len(np.unique(plain.tokens)) > 6  # the pair says something
-    accepted, tested = speculative.stats.accepted.sum(), speculative.stats.tested.sum()
-    assert 0 < accepted < tested
-
-
-def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
-    """B50: the target as its own draft; every draft is accepted, and the encoder runs once."""
-    target, _ = pair
-    runs = []
-    for share in (False, True):
-        drafter = ModelDrafter(t5.T5Network(CONFIG), 3, share_encoder=share)
-        runs.append(t5_generate(pair, 0, drafter=drafter, drafter_params=target))
-    np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
-    np.testing.assert_array_equal(runs[1].stats.accepted, runs[1].stats.tested)
-
-    def num_products(share):
-        program, params, _ = abstract(draft_config=CONFIG)
-        drafter = dataclasses.replace(program.drafter, share_encoder=share)
-        program = dataclasses.replace(program, drafter=drafter)
-        inputs = decode.prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
-        jaxpr = jax.make_jaxpr(functools.partial(rounds.prefill, program))(params, **inputs).jaxpr
-        return len(_matmul_operands(jaxpr, []))
-
-    # q, k, v, two of attention, o, and three of the feed-forward layer; two operands each
-    assert num_products(False) - num_products(True) == 2 * 9
-
-
-def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair):
-    """B15: at temperature .01, up to the first step whose two best logits are within .5."""
-    cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
-    decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
-    apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
-    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
-    best = np.sort(logits)[..., -2:]
-    wide = np.cumprod(best[..., 1] - best[..., 0] >= 0.5, axis=1).astype(bool)
-    wide &= np.arange(BUCKET)[None] < greedy.length[:, None]
-    assert wide.sum() > 10
-    np.testing.assert_array_equal(cold.tokens[wide], greedy.tokens[wide])
-
-
-def test_t5_tree_equals_plain(pair):
-    """B46, B47: with the relative bias of depths, in a draft of another width too."""
-    plain = t5_generate(pair, 0)
-    for branching in ((2, 2), (3, 1, 1)):
-        drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
-        tree = t5_generate(pair, 0, drafter=drafter, drafter_params=pair[1])
-        np.testing.assert_array_equal(tree.tokens, plain.tokens)
-        assert tree.stats.accepted.sum() > 0
-
-
-def test_t5_row_equals_its_solo_run(pair):
-    """B48: ids and statistics; log-probabilities to rounding."""
-    whole = t5_generate(pair, 3, temperature=MIXED)
-    for row in range(NUM_ROWS):
-        solo = t5_generate(pair, 3, slice(row, row + 1), temperature=MIXED[row : row + 1])
-        np.testing.assert_array_equal(solo.tokens[0], whole.tokens[row])
-        np.testing.assert_allclose(solo.log_probs[0], whole.log_probs[row], atol=1e-5)
-        jax.tree.map(lambda a, b, r=row: np.testing.assert_array_equal(a[0], b[r]), solo.stats, whole.stats)
-
-
-def test_t5_log_probs_equal_a_teacher_forced_pass(pair):
-    """B25."""
-    output = t5_generate(pair, 3, temperature=MIXED)
-    decoder_input = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
-    apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
-    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
-    log_softmax = np.asarray(jax.nn.log_softmax(logits))
-    expected = np.take_along_axis(log_softmax, output.tokens[..., None], -1)[..., 0]
-    kept = np.arange(BUCKET)[None] < output.length[:, None]
-    np.testing.assert_allclose(output.log_probs[kept], expected[kept], atol=1e-5)
-
-
-# ---- what is refused
-
-
-IDS, MASK = np.ones((2, 3), np.int32), np.ones((2, 3), bool)
-REFUSED = {
-    "empty batch": (dict(source_ids=IDS[:0], source_mask=MASK[:0]), "source_ids has shape"),
-    "flat source": (dict(source_ids=IDS[0], source_mask=MASK[0]), "source_ids has shape"),
-    "mask of another shape": (dict(source_mask=MASK[:, :2]), "source_mask has shape"),
-    "negative temperature": (dict(sampling=Sampling(temperature=-0.1)), "temperature=-0.1"),
-    "temperature that is no number": (dict(sampling=Sampling(temperature=float("nan"))), "temperature=nan"),
-    "temperature of too many rows": (dict(sampling=Sampling(temperature=[1.0] * 3)), "temperature has shape"),
-    "negative max_new_tokens": (dict(max_new_tokens=-1), "max_new_tokens=-1"),
-    "max_new_tokens of too many rows": (dict(max_new_tokens=[1, 2, 3]), "max_new_tokens has shape"),
-    "max_new_tokens over the bucket": (dict(max_new_tokens=9, length_bucket=8), "length_bucket=8"),
-    "seeds of too many rows": (dict(seed=[1, 2, 3]), "seed has shape"),
-    "K of 0": (dict(drafter=ModelDrafter(TOY, 0)), "num_draft=0"),
-    "negative K": (dict(drafter=ModelDrafter(TOY, -2)), "num_draft=-2"),
-    "another vocabulary": (dict(drafter=ModelDrafter(exact_law.ToyNetwork(32), 2)), "32.*40"),
-    "greedy rule with temperature": (
-        dict(rule=acceptance.greedy, sampling=Sampling(temperature=0.5)),
-        "rule=greedy",
-    ),
-    "end token outside the vocabulary": (dict(eos_ids=(40,)), r"eos_ids=\(40,\): give a list"),
-    "more ids than the vocabulary": (dict(num_ids=41), "num_ids"),
-    "chain rule for a tree": (
-        dict(
-            drafter=ModelTreeDrafter(TOY, (2, 1)), drafter_params=DRAFT_TABLE, rule=acceptance.block,
-            sampling=Sampling(),
-        ),
-        "use rule=multi_round",
-    ),
-    "shared encoder of another width": (
-        dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), 2, share_encoder=True)),
-        "share_encoder=True.*8.*1",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_unusable_argument_is_refused_by_name(name):
-    """B27, B80."""
-    options, words = REFUSED[name]
-    options = dict(source_ids=IDS, source_mask=MASK, seed=0) | options
-    with pytest.raises(ValueError, match=words):
-        decode.generate(TOY, TABLE, **options)

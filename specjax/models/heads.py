@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax.models import t5
+from specjax.models import layers, t5
 from specjax.types import Layout
 
 KINDS = ("medusa", "eagle", "one_pass")
@@ -142,10 +142,10 @@ class FeatureDecoder(nn.Module):
         )
         if c.kind == "one_pass" and c.num_steps > 1:
             self.masks = self.param("masks", normal(1.0), (c.num_steps - 1, c.d_model))
-        self.hidden_norm, self.token_norm = t5.RMSNorm(layer), t5.RMSNorm(layer)
-        self.bias = t5.RelativeBias(layer, two_sided=False)
-        self.layers = [t5.DecoderLayer(layer) for _ in range(c.num_layers)]
-        self.norm = t5.RMSNorm(layer)
+        self.hidden_norm, self.token_norm = layers.RMSNorm(layer), layers.RMSNorm(layer)
+        self.bias = layers.RelativeBias(layer, two_sided=False)
+        self.layers = [layers.DecoderLayer(layer) for _ in range(c.num_layers)]
+        self.norm = layers.RMSNorm(layer)
         self.head = _VocabularyHead(c, self.target)
 
     def _project(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -329,7 +329,7 @@ class HeadsNetwork:
             return logits
         place = np.full(self.vocab_size, len(self.config.draft_ids))
         place[list(self.config.draft_ids)] = np.arange(len(self.config.draft_ids))
-        rest = jnp.full((*logits.shape[:-1], 1), t5.MASKED, logits.dtype)
+        rest = jnp.full((*logits.shape[:-1], 1), layers.MASKED, logits.dtype)
         return jnp.concatenate([logits, rest], axis=-1)[..., place]
 
     def _apply(self, params: Any, *args: Any, method: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from specjax.models import convert, t5
+from specjax.models import convert, hf_names, t5
 
 HERE = pathlib.Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -70,7 +70,7 @@ def assert_same_model(one, other):
 @pytest.mark.parametrize(("gated", "tied", "count"), [(False, True, 47), (True, True, 51), (True, False, 52)])
 def test_every_tensor_and_every_param_is_named_exactly_once(gated, tied, count):
     config = dataclasses.replace(TINY, num_decoder_layers=2, gated=gated, tied_head=tied)
-    tensors = list(convert.tensor_names(config))
+    tensors = list(hf_names.tensor_names(config))
     assert len({t.name for t in tensors}) == len({t.path for t in tensors}) == len(tensors) == count
     leaves = jax.tree_util.tree_flatten_with_path(random_params(config))[0]
     expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
@@ -82,7 +82,7 @@ def test_names_and_shapes_are_those_that_torch_writes(name):
     config, _ = convert.load(GOLDEN / name, dtype="float32")
     with safetensors.safe_open(GOLDEN / name / "model.safetensors", framework="numpy") as file:
         written = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
-    assert {t.name: t.file_shape for t in convert.tensor_names(config)} == written
+    assert {t.name: t.file_shape for t in hf_names.tensor_names(config)} == written
 
 
 # ---- config.json
@@ -119,13 +119,13 @@ def test_mt5_is_never_scaled():
     """Version 5 writes tie_word_embeddings true for mT5 and, unlike for T5, no scale."""
     shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 2}
     for tie in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
-        config = convert.config_from_hf({"model_type": "mt5"} | shape | tie)
+        config = hf_names.config_from_hf({"model_type": "mt5"} | shape | tie)
         assert config.gated and not config.scale_logits
 
 
 def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
     shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 5}
-    config = convert.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
+    config = hf_names.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
     assert config == t5.T5Config(24, 8, 4, 12, 3, 5, 5)
 
 
@@ -371,83 +371,3 @@ def test_tokenizer_is_saved_beside_the_model(tmp_path):
 
     convert.save(tmp_path, TINY, random_params(TINY), tokenizer=Tokenizer())
     assert (tmp_path / "spiece.model").exists()
-
-
-# ---- torch, live
-
-
-@pytest.fixture(scope="module")
-def torch_side():
-    """The module that writes the golden files; skips where torch is not installed."""
-    pytest.importorskip("torch")
-    sys.path.insert(0, str(HERE))
-    try:
-        import make_golden
-    finally:
-        sys.path.remove(str(HERE))
-    return make_golden
-
-
-def _logits(config, params, given):
-    arguments = (jnp.asarray(given[name]) for name in ("source_ids", "source_mask", "decoder_input"))
-    return jax.jit(t5.T5(config).apply)({"params": params}, *arguments)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_equal_those_of_a_fresh_torch_model(torch_side, tmp_path, name):
-    model = torch_side.build(name, seed=17)
-    model.save_pretrained(tmp_path)
-    given = torch_side.inputs(model.config.vocab_size, seed=18)
-    config, params = convert.load(tmp_path, dtype="float32")
-    assert config.tied_head is config.scale_logits is (name == "v1_0")
-    expected = torch_side.run(model, given)["logits"]
-    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("head", TIED_HEADS)
-def test_torch_reads_what_was_saved_to_the_same_logits_with_no_key_missing(torch_side, tmp_path, head):
-    transformers = pytest.importorskip("transformers")
-    config = dataclasses.replace(TINY, gated=head != "tied, scaled", **TIED_HEADS[head])
-    params = random_params(config)
-    convert.save(tmp_path, config, params)
-    model, info = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    given = torch_side.inputs(config.vocab_size, seed=19)
-    expected = torch_side.run(model.eval(), given)["logits"]
-    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
-    assert model.generation_config.decoder_start_token_id == config.start_id
-
-    model.save_pretrained(tmp_path / "again")  # as version 5 writes it
-    assert_same_model(convert.load(tmp_path / "again"), (config, params))
-
-
-def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    hf_config = transformers.MT5Config(
-        vocab_size=48, d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=1, decoder_start_token_id=0
-    )
-    model = transformers.MT5ForConditionalGeneration(hf_config).eval()
-    model.save_pretrained(tmp_path)
-    given = torch_side.inputs(48, seed=20)
-    config, params = convert.load(tmp_path, dtype="float32")
-    args = {key: torch_side.torch.tensor(given[name]) for key, name in (
-        ("input_ids", "source_ids"), ("attention_mask", "source_mask"), ("decoder_input_ids", "decoder_input")
-    )}  # fmt: skip
-    expected = model(**args).logits.detach().numpy()
-    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_script_converts_pytorch_model_bin(torch_side, tmp_path):
-    torch = pytest.importorskip("torch")
-    source, output = tmp_path / "source", tmp_path / "output"
-    shutil.copytree(GOLDEN / "v1_1", source)
-    tensors = {
-        name: torch.tensor(value)
-        for name, value in safetensors.numpy.load_file(source / "model.safetensors").items()
-    }
-    torch.save(tensors, source / "pytorch_model.bin")
-    (source / "model.safetensors").unlink()
-    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
-    subprocess.run([sys.executable, script, f"--input={source}", f"--output={output}"], check=True)
-    assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))

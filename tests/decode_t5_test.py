@@ -1,0 +1,140 @@
+"""`generate` on a tiny random T5."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decode, rounds
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax.models import t5
+from specjax.sampling import Sampling
+from tests.decode_program_test import abstract, matmul_operands
+from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
+from tests.toy_batch import (
+    BUCKET,
+    LIMITS,
+    MIXED,
+    NUM_ROWS,
+    SEEDS,
+    SOURCE_MASK,
+    SOURCES,
+    V,
+)
+
+
+def random_params(config: t5.T5Config, seed: int):
+    """Params drawn in numpy: nothing to compile. Target and draft share the large part of a bigram."""
+    rng, shared = np.random.default_rng(seed), np.random.default_rng(9)
+    ids = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(lambda: t5.T5(config).init(jax.random.key(0), ids, ids > 0, ids)["params"])
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name == "scale":
+            return jnp.ones(leaf.shape)
+        width = {"table": 1, "embedding": 1, "o": config.num_heads * config.d_kv}.get(name, leaf.shape[0])
+        return jnp.asarray(rng.normal(size=leaf.shape) * width**-0.5, jnp.float32)
+
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+    embedding, head = shared.normal(size=(V, 8)), shared.normal(size=(8, V))
+    params["embedding"] = params["embedding"].at[:, :8].set(3 * embedding)
+    params["head"] = params["head"].at[:8].set(head)
+    return params
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return random_params(CONFIG, 0), random_params(DRAFT_CONFIG, 1)
+
+
+def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
+    target, draft = pair
+    options = dict(sampling=Sampling(temperature=temperature)) | options
+    options = dict(seed=SEEDS[rows], max_new_tokens=LIMITS[rows], length_bucket=BUCKET) | options
+    if num_draft:
+        options |= dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), num_draft), drafter_params=draft)
+    output = decode.generate(t5.T5Network(CONFIG), target, SOURCES[rows], SOURCE_MASK[rows], **options)
+    return jax.tree.map(np.asarray, output)
+
+
+def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
+    """B47, B50."""
+    plain, speculative = t5_generate(pair, 0), t5_generate(pair, 3)
+    np.testing.assert_array_equal(speculative.tokens, plain.tokens)
+    np.testing.assert_array_equal(speculative.finish_reason, plain.finish_reason)
+    np.testing.assert_allclose(speculative.log_probs, plain.log_probs, atol=1e-5)
+    assert len(np.unique(plain.tokens)) > 6  # the pair says something
+    accepted, tested = speculative.stats.accepted.sum(), speculative.stats.tested.sum()
+    assert 0 < accepted < tested
+
+
+def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
+    """B50: the target as its own draft; every draft is accepted, and the encoder runs once."""
+    target, _ = pair
+    runs = []
+    for share in (False, True):
+        drafter = ModelDrafter(t5.T5Network(CONFIG), 3, share_encoder=share)
+        runs.append(t5_generate(pair, 0, drafter=drafter, drafter_params=target))
+    np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
+    np.testing.assert_array_equal(runs[1].stats.accepted, runs[1].stats.tested)
+
+    def num_products(share):
+        program, params, _ = abstract(draft_config=CONFIG)
+        drafter = dataclasses.replace(program.drafter, share_encoder=share)
+        program = dataclasses.replace(program, drafter=drafter)
+        inputs = decode.prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
+        jaxpr = jax.make_jaxpr(functools.partial(rounds.prefill, program))(params, **inputs).jaxpr
+        return len(matmul_operands(jaxpr, []))
+
+    # q, k, v, two of attention, o, and three of the feed-forward layer; two operands each
+    assert num_products(False) - num_products(True) == 2 * 9
+
+
+def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair):
+    """B15: at temperature .01, up to the first step whose two best logits are within .5."""
+    cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
+    decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
+    apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
+    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
+    best = np.sort(logits)[..., -2:]
+    wide = np.cumprod(best[..., 1] - best[..., 0] >= 0.5, axis=1).astype(bool)
+    wide &= np.arange(BUCKET)[None] < greedy.length[:, None]
+    assert wide.sum() > 10
+    np.testing.assert_array_equal(cold.tokens[wide], greedy.tokens[wide])
+
+
+def test_t5_tree_equals_plain(pair):
+    """B46, B47: with the relative bias of depths, in a draft of another width too."""
+    plain = t5_generate(pair, 0)
+    for branching in ((2, 2), (3, 1, 1)):
+        drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
+        tree = t5_generate(pair, 0, drafter=drafter, drafter_params=pair[1])
+        np.testing.assert_array_equal(tree.tokens, plain.tokens)
+        assert tree.stats.accepted.sum() > 0
+
+
+def test_t5_row_equals_its_solo_run(pair):
+    """B48: ids and statistics; log-probabilities to rounding."""
+    whole = t5_generate(pair, 3, temperature=MIXED)
+    for row in range(NUM_ROWS):
+        solo = t5_generate(pair, 3, slice(row, row + 1), temperature=MIXED[row : row + 1])
+        np.testing.assert_array_equal(solo.tokens[0], whole.tokens[row])
+        np.testing.assert_allclose(solo.log_probs[0], whole.log_probs[row], atol=1e-5)
+        jax.tree.map(lambda a, b, r=row: np.testing.assert_array_equal(a[0], b[r]), solo.stats, whole.stats)
+
+
+def test_t5_log_probs_equal_a_teacher_forced_pass(pair):
+    """B25."""
+    output = t5_generate(pair, 3, temperature=MIXED)
+    decoder_input = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
+    apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
+    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
+    log_softmax = np.asarray(jax.nn.log_softmax(logits))
+    expected = np.take_along_axis(log_softmax, output.tokens[..., None], -1)[..., 0]
+    kept = np.arange(BUCKET)[None] < output.length[:, None]
+    np.testing.assert_allclose(output.log_probs[kept], expected[kept], atol=1e-5)

@@ -1,0 +1,92 @@
+"""Checkpoints against torch, live: it reads what was written, and is read."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+
+from specjax.models import convert, t5
+from tests.models.convert_test import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
+
+
+@pytest.fixture(scope="module")
+def torch_side():
+    """The module that writes the golden files; skips where torch is not installed."""
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(HERE))
+    try:
+        import make_golden
+    finally:
+        sys.path.remove(str(HERE))
+    return make_golden
+
+
+def _logits(config, params, given):
+    arguments = (jnp.asarray(given[name]) for name in ("source_ids", "source_mask", "decoder_input"))
+    return jax.jit(t5.T5(config).apply)({"params": params}, *arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_a_fresh_torch_model(torch_side, tmp_path, name):
+    model = torch_side.build(name, seed=17)
+    model.save_pretrained(tmp_path)
+    given = torch_side.inputs(model.config.vocab_size, seed=18)
+    config, params = convert.load(tmp_path, dtype="float32")
+    assert config.tied_head is config.scale_logits is (name == "v1_0")
+    expected = torch_side.run(model, given)["logits"]
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", TIED_HEADS)
+def test_torch_reads_what_was_saved_to_the_same_logits_with_no_key_missing(torch_side, tmp_path, head):
+    transformers = pytest.importorskip("transformers")
+    config = dataclasses.replace(TINY, gated=head != "tied, scaled", **TIED_HEADS[head])
+    params = random_params(config)
+    convert.save(tmp_path, config, params)
+    model, info = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    given = torch_side.inputs(config.vocab_size, seed=19)
+    expected = torch_side.run(model.eval(), given)["logits"]
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=1e-5)
+    assert model.generation_config.decoder_start_token_id == config.start_id
+
+    model.save_pretrained(tmp_path / "again")  # as version 5 writes it
+    assert_same_model(convert.load(tmp_path / "again"), (config, params))
+
+
+def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    hf_config = transformers.MT5Config(
+        vocab_size=48, d_model=16, d_kv=8, d_ff=24, num_heads=3, num_layers=1, decoder_start_token_id=0
+    )
+    model = transformers.MT5ForConditionalGeneration(hf_config).eval()
+    model.save_pretrained(tmp_path)
+    given = torch_side.inputs(48, seed=20)
+    config, params = convert.load(tmp_path, dtype="float32")
+    args = {key: torch_side.torch.tensor(given[name]) for key, name in (
+        ("input_ids", "source_ids"), ("attention_mask", "source_mask"), ("decoder_input_ids", "decoder_input")
+    )}  # fmt: skip
+    expected = model(**args).logits.detach().numpy()
+    np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_script_converts_pytorch_model_bin(torch_side, tmp_path):
+    torch = pytest.importorskip("torch")
+    source, output = tmp_path / "source", tmp_path / "output"
+    shutil.copytree(GOLDEN / "v1_1", source)
+    tensors = {
+        name: torch.tensor(value)
+        for name, value in safetensors.numpy.load_file(source / "model.safetensors").items()
+    }
+    torch.save(tensors, source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
+    subprocess.run([sys.executable, script, f"--input={source}", f"--output={output}"], check=True)
+    assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
