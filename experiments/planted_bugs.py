@@ -121,9 +121,13 @@ BUGS: dict[str, Bug] = {
     "copies_kept": Bug(
         acceptance, "leading_run", faults.by(lambda accepted, num_drafted: num_drafted), case=COPIES
     ),
-    "copies_with_soft_residual": Bug(acceptance, "_next_weights", round_faults.residual_of_target, case=COPIES),
+    "copies_with_soft_residual": Bug(
+        acceptance, "_next_weights", round_faults.residual_of_target, case=COPIES
+    ),
     "p_without_temperature": Bug(sampling, "process", round_faults.temperature_one),
-    "penalty_not_in_p": Bug(sampling, "adjust", round_faults.adjust_skips("repetition_penalty"), case=PENALTY),
+    "penalty_not_in_p": Bug(
+        sampling, "adjust", round_faults.adjust_skips("repetition_penalty"), case=PENALTY
+    ),
     "penalty_forgets_drafts": Bug(sampling, "history", round_faults.penalty_forgets_drafts, case=PENALTY),
     "minimum_length_not_in_p": Bug(
         sampling, "adjust", round_faults.adjust_skips("min_new_tokens"),
@@ -137,7 +141,8 @@ BUGS: dict[str, Bug] = {
         sampling, "_filter", round_faults.filter_of_draft_only, case=Case(options=Sampling(top_p=0.7))
     ),
     "top_k_keeps_one_less": Bug(
-        sampling, "threshold_above", round_faults.threshold_keeps_one_less, case=Case(options=Sampling(top_k=2))
+        sampling, "threshold_above", round_faults.threshold_keeps_one_less,
+        case=Case(options=Sampling(top_k=2)),
     ),
     "padding_ids_not_cut": Bug(
         sampling, "adjust", round_faults.adjust_skips("num_ids"), "raises", Case(vocab_size=4, num_ids=3)
@@ -172,7 +177,9 @@ BUGS: dict[str, Bug] = {
         draws, "_uniform", round_faults.draft_stream_is_accept_stream, "sampled", TWIN
     ),
     "positions_share_noise": Bug(draws, "_uniform", round_faults.positions_share_noise, "sampled", TWIN),
-    "same_noise_every_round": Bug(draws.KeyDraws, "of_round", round_faults.same_noise_every_round, "sampled", TWIN),
+    "same_noise_every_round": Bug(
+        draws.KeyDraws, "of_round", round_faults.same_noise_every_round, "sampled", TWIN
+    ),
     "fixed_seed": Bug(draws.KeyDraws, "of_round", round_faults.fixed_seed, "sampled", TWIN),
     "noise_short_of_one": Bug(draws, "_uniform", round_faults.half_uniform, "sampled", TWIN),
 }  # fmt: skip
