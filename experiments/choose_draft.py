@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 import specjax
@@ -28,12 +28,14 @@ _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory 
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
 _INPUT = flags.DEFINE_string("input", None, "File with one source a line (.gz too).")
 _PREFIX = flags.DEFINE_string("prefix", "", "Put before every source.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample.", lower_bound=1)
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["1", "2", "3", "4", "5", "6", "8"], "Each K that is considered.")
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Each is a ranking of its own.")
-_MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns of every candidate at its best K; 0: none.")
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.")
+_MEASURE = flags.DEFINE_integer(
+    "measure", 0, "Timed turns of every candidate at its best K; 0: none.", lower_bound=0
+)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
 _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
@@ -219,4 +221,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["target", "input"])
-    app.run(main)
+    start.run(main)

@@ -129,6 +129,18 @@ def columns() -> list[str]:
     return _COLUMNS.value
 
 
+def check() -> None:
+    """Refuses a --num_draft that nothing can be made of, before anything is loaded.
+
+    Raises:
+      ValueError: there is none, or one is no column.
+    """
+    if not columns():
+        raise ValueError("--num_draft is empty: give at least one, as in --num_draft=5")
+    for column in columns():
+        _parse(column)
+
+
 def some_need_no_draft() -> bool:
     """Whether a column does without a draft model."""
     return any(not _parse(column)[0].needs_draft for column in columns())

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from flax import struct
 from rich.console import Console
 
@@ -316,4 +316,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["target", "draft", "output"])
-    app.run(main)
+    start.run(main)

@@ -10,6 +10,7 @@ each source is decoded once, thousands of them: rows that finish get the next so
 killed goes on where it was.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -20,7 +21,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
@@ -39,30 +40,33 @@ _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way; none: th
 _INPUT = flags.DEFINE_string("input", "-", "File with one source a line (.gz too); - reads standard input.")
 _REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: BLEU is reported.")
 _PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
 _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.")
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
 _COMPARE = flags.DEFINE_bool("compare", True, "Run the target alone as well, and measure both.")
-_SHOW = flags.DEFINE_integer("show", 50, "Translations printed.")
-_ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn; rounds.html in --output.")
+_SHOW = flags.DEFINE_integer("show", 50, "Translations printed.", lower_bound=0)
+_ROUNDS = flags.DEFINE_integer(
+    "show_rounds", 0, "Sentences whose rounds are drawn; rounds.html in --output.", lower_bound=0
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
 JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
 _CALL = 16  # tokens of a target call that the memory said before loading has room for
 
 
+@functools.cache
 def read_sources() -> list[str]:
     """The lines asked for; blank ones stay, so that line n of the output answers line n.
 
     Raises:
       ValueError: there is no text.
     """
-    lines = sys.stdin.read().splitlines() if _INPUT.value == "-" else data.read_lines(_INPUT.value)
+    lines = data.split_lines(sys.stdin.read()) if _INPUT.value == "-" else data.read_lines(_INPUT.value)
     lines = lines[: _NUM_EXAMPLES.value]
     if not any(line.strip() for line in lines):
         raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
@@ -121,8 +125,25 @@ def show_rounds(
 
 
 def references() -> list[str] | None:
-    """--references, or nothing."""
-    return data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value] if _REFERENCES.value else None
+    """--references of the lines that have a source, or nothing.
+
+    Raises:
+      ValueError: not one for each line of --input.
+    """
+    if not _REFERENCES.value:
+        return None
+    return [answer for line, answer in zip(*_aligned(), strict=True) if line.strip()]
+
+
+@functools.cache
+def _aligned() -> tuple[list[str], list[str]]:
+    lines, answers = read_sources(), data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
+    if len(lines) != len(answers):
+        raise ValueError(
+            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} {len(lines)}: line "
+            "n of one must answer line n of the other"
+        )
+    return lines, answers
 
 
 def compare(
@@ -186,7 +207,7 @@ def once(
     """Every source once, by the first of --num_draft and --temperature."""
     column, temperature = columns.columns()[0], float(_TEMPERATURE.value[0])
     drafter = columns.drafter(target, draft, column) if draft or columns.some_need_no_draft() else None
-    journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value else None
+    journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
     if journal is not None:
         console.print(f"kept in {journal} until all is done: the same command goes on", soft_wrap=True)
     started = time.perf_counter()
@@ -228,12 +249,15 @@ def load(console: Console, mesh: Mesh | None) -> tuple[api.Model, api.Model | No
 def main(argv: list[str]) -> None:
     del argv
     mesh, console = meshes.start()
+    lines = read_sources()
+    references()
+    columns.check()
+    temperatures = [float(t) for t in _TEMPERATURE.value]
     started = time.perf_counter()
     target, draft = load(console, mesh)
     sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
     names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
-    lines = read_sources()
     sources = [_PREFIX.value + line for line in lines if line.strip()]
     if not _COMPARE.value:
         rows, texts = once(console, target, draft, sources)
@@ -241,19 +265,20 @@ def main(argv: list[str]) -> None:
         rows, texts = target_alone(console, target, sources)
     else:
         api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)
-        runs = [compare(console, target, draft, sources, float(t)) for t in _TEMPERATURE.value]
+        runs = [compare(console, target, draft, sources, temperature) for temperature in temperatures]
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     title = "target alone against speculative decoding" if _COMPARE.value else "every source once"
     results.show(console, title, rows)
     if _OUTPUT.value and meshes.is_first():
         results.write(_OUTPUT.value, "generate", rows)
         answers = iter(texts)
-        answered = [next(answers) if line.strip() else "" for line in lines]
+        answered = [next(answers).replace("\n", "\\n") if line.strip() else "" for line in lines]
         results.write_text(pathlib.Path(_OUTPUT.value) / "output.txt", "".join(f"{a}\n" for a in answered))
-        (pathlib.Path(_OUTPUT.value) / JOURNAL).unlink(missing_ok=True)
+        if not _COMPARE.value:
+            (pathlib.Path(_OUTPUT.value) / JOURNAL).unlink(missing_ok=True)
         console.print(f"wrote results.json, table.md and output.txt into {_OUTPUT.value}")
 
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["target"])
-    app.run(main)
+    start.run(main)

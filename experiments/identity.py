@@ -5,6 +5,7 @@ best logits are that close, either may win; any other difference is an error.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -48,6 +49,12 @@ def differences(
             Difference(int(row), position, margin(batches[batch], plain.tokens[row, :position], index))
         )
     return found
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """The position of the first token that differs, also where one row ends; None: they are alike."""
+    pairs = itertools.zip_longest(ours, theirs)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def margin(request: decode.Prepared, before: Sequence[int] | np.ndarray, index: int) -> float:

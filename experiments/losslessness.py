@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 from rich.table import Table
 
@@ -255,4 +255,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from experiments import meshes, results, start
 from specjax import api, decode, sharding
@@ -84,4 +84,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results, start
@@ -28,14 +28,14 @@ _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way.")
 _SHAPE = flags.DEFINE_string("shape", None, "In place of both: a preset such as t5-small, random weights.")
 _DRAFT_SHAPE = flags.DEFINE_string("draft_shape", "1x64", "Of the draft of a --shape, LAYERSxWIDTH.")
 _ALPHA = flags.DEFINE_float("alpha", 0.75, "With --shape: the chance of acceptance that is forced.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "With --shape: source tokens.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "With --shape: source tokens.", lower_bound=1)
 _INPUT = flags.DEFINE_string("input", "configs/demo.txt", "File with one source a line.")
 _NUM_EXAMPLES = flags.DEFINE_integer(
-    "num_examples", None, "Only so many sources; with --shape 4 if not given."
+    "num_examples", None, "Only so many sources; with --shape 4 if not given.", lower_bound=1
 )
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries beside our own.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and peers.png.")
 
 PLAIN = "specjax, target alone"
@@ -95,8 +95,8 @@ def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) 
     """How much of an output is that of our plain loop; of the rows that differ, how many do at a near tie."""
     equal = near_ties = 0
     for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        pairs = zip([*a, None], [*b, None], strict=False)
-        first = next((i for i, (x, y) in enumerate(pairs) if x != y), len(a))
+        first = identity.first_difference(a, b)
+        first = len(a) if first is None else first
         equal += first
         if a != b:
             near_ties += identity.margin(case.plain[row], a[:first], 0) < identity.NEAR_TIE
@@ -193,4 +193,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -15,10 +15,10 @@ import pathlib
 import re
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
-from experiments import results
+from experiments import results, start
 
 _RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
 _LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
@@ -66,4 +66,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

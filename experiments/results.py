@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ def write(
     document = {
         "schema": 1,
         "experiment": experiment,
-        "command": " ".join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
         "versions": {name: _version(name) for name in (*packages, *more)},

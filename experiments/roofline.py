@@ -12,7 +12,7 @@ import json
 import pathlib
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from experiments import results, start
 from specjax import analysis
@@ -134,4 +134,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from flax import struct
 
 from experiments import measure, progress, results, shapes, start
@@ -29,10 +29,10 @@ from specjax.types import Draft
 
 _TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see `walltime`.")
 _DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts, two rows each: greedy and sampled.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Slots for output.")
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.")
-_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Slots for output.", lower_bound=0)
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and round_breakdown.png.")
 
 NUM_STORED = 64  # positions of stored logits: each call reads on, so that no call repeats the one before
@@ -178,4 +178,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 import specjax
@@ -31,11 +31,11 @@ _PAIRS = flags.DEFINE_multi_string(
     "pair", [], "TASK,TARGET,DRAFT,LIMIT: models as Hugging Face directories or hub ids, most new tokens."
 )
 _SPLIT = flags.DEFINE_string("split", "test", "Which sources; validation for choices, test for the result.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources decoded.")
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at most.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources decoded.", lower_bound=1)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at most.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
 _DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
@@ -215,4 +215,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -1,14 +1,33 @@
-"""What every experiment does first: quiet logs, a console, and compiled programs kept for the next run."""
+"""What every experiment does first: quiet logs, a console, compiled programs kept; and how it fails."""
 
 import os
 import pathlib
+import sys
+from collections.abc import Callable
 
 import jax
-from absl import logging
+from absl import app, flags, logging
 from rich.console import Console
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _seconds: list[float] = []
+_listening: list[bool] = []
+_TRACEBACK = flags.DEFINE_bool("traceback", False, "Where an error came from, beside what it says.")
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """`absl.app.run`; what cannot be done is said in a sentence, with exit status 2."""
+
+    def guarded(argv: list[str]) -> None:
+        try:
+            main(argv)
+        except (ValueError, OSError) as error:
+            if _TRACEBACK.value:
+                raise
+            print(f"{pathlib.Path(sys.argv[0]).stem}: {error} (--traceback shows where)", file=sys.stderr)
+            sys.exit(2)
+
+    app.run(guarded)
 
 
 def console(quiet: bool = False) -> Console:
@@ -21,7 +40,9 @@ def console(quiet: bool = False) -> Console:
     if jax.config.jax_compilation_cache_dir is None:
         caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(caches / "specjax"))
-    jax.monitoring.register_event_duration_secs_listener(_note)
+    if not _listening:
+        jax.monitoring.register_event_duration_secs_listener(_note)
+        _listening.append(True)
     return Console(quiet=quiet)
 
 

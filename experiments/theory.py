@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from experiments import results, start
 from specjax import analysis
@@ -117,4 +117,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

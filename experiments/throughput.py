@@ -11,7 +11,7 @@ import functools
 import pathlib
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 import specjax
@@ -22,25 +22,24 @@ from specjax.texts import Output
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way, where a column needs one.")
 _SPLIT = flags.DEFINE_string("split", "test", "Which sources.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Rows decoded together; a line of the table each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Limit of a row.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Limit of a row.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and throughput.png.")
 
 
 def same_as_alone(target: api.Model, sources: list[str], output: Output, alone: Output) -> dict[str, Any]:
     """How many sources got the tokens that they get alone, and which of the others were near ties."""
     pairs = zip(alone.token_ids, output.token_ids, strict=True)
-    differing = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    found = [(i, identity.first_difference(*pair)) for i, pair in enumerate(pairs)]
+    differing = [(i, position) for i, position in found if position is not None]
     near = 0
-    for i in differing:
+    for i, position in differing:
         (request,) = arms.requests(
             target, None, [sources[i]], batch_size=1, sampling=None, seed=0, truncate=True,
             max_new_tokens=_MAX_NEW_TOKENS.value,
         )  # fmt: skip
-        both = zip(alone.token_ids[i], output.token_ids[i], strict=False)
-        position = next(at for at, (ours, theirs) in enumerate(both) if ours != theirs)
         near += identity.margin(request, alone.token_ids[i][:position], 0) < identity.NEAR_TIE
     return {"identical_to_alone": f"{len(sources) - len(differing)} of {len(sources)}", "num_near_ties": near}
 
@@ -53,7 +52,7 @@ def measure_batch(
         api.generate_all, target, sources, batch_size=batch_size, drafter=drafter, truncate=True,
         max_new_tokens=_MAX_NEW_TOKENS.value,
     )  # fmt: skip
-    names = {"fixed": batch_size, "refilled": max(1, batch_size // 8)}
+    names = {"fixed": batch_size, "refilled": api.eighth(batch_size, target)}
     outputs: dict[str, Output] = {}
     for name, num_refilled in names.items():
         with progress.tokens(len(sources), f"B = {batch_size}, {name}, warming up", console) as report:
@@ -120,4 +119,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["target"])
-    app.run(main)
+    start.run(main)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 from experiments import start, tasks
@@ -243,4 +243,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["output"])
-    app.run(main)
+    start.run(main)

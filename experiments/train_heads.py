@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 import specjax
@@ -161,4 +161,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["target", "output"])
-    app.run(main)
+    start.run(main)

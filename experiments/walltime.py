@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import flags
 from rich.console import Console
 
 from experiments import arms, measure, results, shapes, start
@@ -29,13 +29,15 @@ _TARGET = flags.DEFINE_string(
 _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "Each K at which they are.")
-_NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "v(N) for N = 1 to this.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.")
+_NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "v(N) for N = 1 to this.", lower_bound=1)
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=0)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
 _DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32 on CPU, else bfloat16.")
-_NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, each with coins of its own.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.")
+_NUM_RUNS = flags.DEFINE_integer(
+    "num_runs", 8, "Runs in a timed turn, each with coins of its own.", lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
 
 
@@ -142,4 +144,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    start.run(main)

@@ -1,10 +1,10 @@
 """Speculative decoding for T5 in JAX and Flax: the target's exact output law, sooner."""
 
-from specjax import acceptance, decode, drafters, sharding
+from specjax import acceptance, controller, decode, drafters, rounds, sharding
 from specjax.api import Model, Output, generate, generate_all, int8, load, load_heads
 from specjax.sampling import Sampling
 
 __all__ = [
-    "Model", "Output", "Sampling", "acceptance", "decode", "drafters", "generate", "generate_all", "int8",
-    "load", "load_heads", "sharding",
+    "Model", "Output", "Sampling", "acceptance", "controller", "decode", "drafters", "generate",
+    "generate_all", "int8", "load", "load_heads", "rounds", "sharding",
 ]  # fmt: skip

@@ -72,9 +72,13 @@ def load(
     Raises:
       ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
     """
+    if not isinstance(name_or_directory, str | os.PathLike):
+        raise ValueError(f"name_or_directory={name_or_directory!r}: give a hub id or a directory")
     if mesh is None:
         config, params = convert.load(name_or_directory, dtype)
         return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
+    if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
+        raise ValueError(f"mesh={mesh!r}: give one of specjax.sharding.make_mesh(data, model)")
     place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
     config, params = convert.load(name_or_directory, dtype, place)
     network = t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules))
@@ -110,6 +114,7 @@ def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
     Raises:
       ValueError: they were made for another target, or are damaged.
     """
+    _check_models(target, None)
     network, params = heads_io.load(directory, target.config, target.params)
     if target.mesh is not None:
         params["heads"] = sharding.replicate(params["heads"], target.mesh)
@@ -120,7 +125,12 @@ def int8(model: Model) -> Model:
     """The model with weights in eight bits: a draft that needs no training, or a target of its own.
 
     As a target it is another model; speculation is then lossless with respect to that one.
+
+    Raises:
+      ValueError: it is no loaded model, or in eight bits already.
     """
+    if not isinstance(getattr(model, "network", None), t5.T5Network):
+        raise ValueError(f"model={model!r:.80}: give a model as specjax.load returns it")
     network: Any = quantize.QuantizedNetwork(model.network)
     return dataclasses.replace(model, network=network, params=jax.jit(quantize.quantize)(model.params))
 
@@ -161,6 +171,14 @@ def generate(
 ) -> Output:
     """Generates text with the target's exact law, faster when the drafter guesses well.
 
+    >>> import specjax
+    >>> target = specjax.load("experiments/checkpoints/captions-target")
+    >>> draft = specjax.load("experiments/checkpoints/captions-draft")
+    >>> drafter = specjax.drafters.from_model(draft, num_draft=5)
+    >>> output = specjax.generate(target, ["A man rides a bicycle."], drafter=drafter, max_new_tokens=16)
+    >>> output.texts
+    ['Ein Mann fährt Fahrrad.']
+
     Args:
       target: a loaded model.
       prompts: encoder texts, task prefix included ("translate English to German: ...").
@@ -180,11 +198,10 @@ def generate(
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
     refuse_unknown(unsupported.keys())
-    texts.check_prompts(prompts)
-    if num_samples < 1:
-        raise ValueError(f"num_samples={num_samples}: must be at least 1")
-    if drafter is not None:
-        check_tokenizers(target.tokenizer, drafter.tokenizer)
+    prompts = texts.check_prompts(prompts)
+    _check_models(target, drafter)
+    decode.check_kinds(None, rule, sampling)
+    _check_count("num_samples", num_samples)
     per_row = lambda value: _repeat(value, num_samples)  # noqa: E731
     source_ids, source_mask = encode_sources(target, prompts, truncate)
     prefix, prefix_length = texts.encode_prefixes(
@@ -222,10 +239,12 @@ def generate_all(
     truncate: bool = False,
     journal: str | os.PathLike | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    **unsupported: Any,
 ) -> Output:
     """Generates text for thousands of prompts: rows that finish get the next prompt (see `corpus`).
 
-    A prompt's text is what `generate` makes of it with its seed, whatever the batch size.
+    A prompt's text is what `generate` makes of it with its seed, whatever the batch size (up to near ties:
+    sources are padded to other lengths).
 
     Args:
       target, prompts, drafter, rule, sampling, max_new_tokens, seed, truncate: see `generate`; options and
@@ -244,39 +263,79 @@ def generate_all(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    texts.check_prompts(prompts)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: must be at least 1")
-    if drafter is not None:
-        check_tokenizers(target.tokenizer, drafter.tokenizer)
+    refuse_unknown(unsupported.keys())
+    prompts = texts.check_prompts(prompts)
+    _check_models(target, drafter)
+    _check_same_for_all(sampling, max_new_tokens)
+    if num_refilled is None:
+        num_refilled = eighth(batch_size, target)
+    for name, value in (("batch_size", batch_size), ("num_refilled", num_refilled)):
+        _check_count(name, value)
+    if batch_size % num_refilled:
+        raise ValueError(f"num_refilled={num_refilled}: must divide batch_size={batch_size}")
+    if journal is not None and jax.process_count() > 1:
+        raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
     rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
     seeds = np.asarray(decode.row_seeds(seed, len(prompts)))
     options: dict[str, Any] = dict(
         drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
     )
-    if journal is not None and jax.process_count() > 1:
-        raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
+
+    def request(width: int, these: Sequence[int]) -> decode.Prepared:
+        ids, mask = data.pad([rows[i] for i in these], width, target.config.pad_id)
+        return prepare(target, ids, mask, seed=seeds[list(these)], **options)
+
+    request(max(map(len, rows)), [0] * num_refilled)  # whatever cannot be is refused before a journal begins
     done = corpus.Journal.open(journal, _what_outputs_depend_on(target, rows, seeds, **options))
     left = [i for i in range(len(rows)) if i not in done.records]
-
-    def request(width: int, some: Sequence[int]) -> decode.Prepared:
-        these = [left[i] for i in some]
-        ids, mask = data.pad([rows[i] for i in these], width, target.config.pad_id)
-        return prepare(target, ids, mask, seed=seeds[these], **options)
-
-    if num_refilled is None:
-        least = 1 if target.mesh is None else target.mesh.shape["data"]
-        sizes = [f for f in range(least, max(least, batch_size // 8) + 1, least) if batch_size % f == 0]
-        num_refilled = max(sizes, default=batch_size)
-    num_emitted, lengths = 0, [len(rows[i]) for i in left]
-    if on_progress is not None:
-        on_progress(len(done.records), num_emitted)
-    for finished in corpus.decode_all(request, lengths, texts.SOURCE_BUCKETS, batch_size, num_refilled):
+    num_emitted, report = 0, on_progress or (lambda done, tokens: None)
+    report(len(done.records), num_emitted)
+    for finished in corpus.decode_all(
+        lambda width, some: request(width, [left[i] for i in some]), [len(rows[i]) for i in left],
+        texts.SOURCE_BUCKETS, batch_size, num_refilled,
+    ):  # fmt: skip
         done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
         num_emitted += int(finished.generation.length.sum())
-        if on_progress is not None:
-            on_progress(len(done.records), num_emitted)
+        report(len(done.records), num_emitted)
     return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(rows))])
+
+
+def eighth(batch_size: int, target: Model) -> int:
+    """Rows that `generate_all` refills together: about an eighth, dividing all, divided by a mesh."""
+    least = 1 if target.mesh is None else target.mesh.shape["data"]
+    _check_count("batch_size", batch_size)
+    sizes = [f for f in range(least, max(least, batch_size // 8) + 1, least) if batch_size % f == 0]
+    return max(sizes, default=batch_size)
+
+
+def _check_models(target: Any, drafter: Any) -> None:
+    """Refuses what is no loaded model, no drafter, and a draft with another tokenizer."""
+    if not isinstance(target, Model):
+        raise ValueError(f"target={target!r:.80}: load it first, target = specjax.load(...)")
+    if drafter is None:
+        return
+    if not isinstance(drafter, BoundDrafter):
+        raise ValueError(
+            f"drafter={drafter!r:.80}: give what specjax.drafters make, such as drafters.from_model(draft, 5)"
+        )
+    check_tokenizers(target.tokenizer, drafter.tokenizer)
+    frozen = drafter.params.get("frozen", {}) if isinstance(drafter.params, dict) else {}
+    if any(frozen[name] is not target.params.get(name) for name in frozen):
+        raise ValueError("the drafter's heads were loaded for another target: load_heads(directory, target)")
+
+
+def _check_same_for_all(sampling: Any, max_new_tokens: Any) -> None:
+    """Refuses one value per prompt, which `generate_all` does not take."""
+    decode.check_kinds(None, acceptance.speculative, sampling)
+    values = {"max_new_tokens": max_new_tokens} | (dataclasses.asdict(sampling) if sampling else {})
+    for name, value in values.items():
+        if np.ndim(value):
+            raise ValueError(f"{name} has shape {np.shape(value)}: generate_all takes one for all prompts")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
 
 
 def _what_outputs_depend_on(
@@ -287,11 +346,11 @@ def _what_outputs_depend_on(
     digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
     return {
         "sources": digest(repr(rows).encode()),
-        "target": heads_io.fingerprint(target.params),
-        "drafter": repr(drafter and drafter.drafter),
+        "target": f"{target.network} {heads_io.fingerprint(target.params)}",
+        "drafter": drafter and f"{drafter.drafter} {heads_io.fingerprint(drafter.params)}",
         "rule": getattr(rule, "__name__", repr(rule)),
         "sampling": repr(sampling),
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": int(max_new_tokens),
         "seeds": digest(seeds.tobytes()),
     }
 
@@ -317,7 +376,9 @@ def num_ids(target: Model) -> int | None:
 def repeat_options(sampling: Sampling, times: int) -> Sampling:
     """The same options with each row's entry repeated."""
     values: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    return Sampling(**{name: _repeat(v, times) for name, v in values.items() if v is not None})
+    return Sampling(
+        **{name: value if value is None else _repeat(value, times) for name, value in values.items()}
+    )
 
 
 def encode_sources(
@@ -335,8 +396,7 @@ def encode_sources(
 
 def _repeat(value: Any, times: int) -> Any:
     """Repeats each row; leaves a single number alone."""
-    array = np.asarray(value)
-    return array if array.ndim == 0 else np.repeat(array, times, axis=0)
+    return value if np.ndim(value) == 0 else np.repeat(np.asarray(value), times, axis=0)
 
 
 def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int) -> jax.Array:

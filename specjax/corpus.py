@@ -1,8 +1,8 @@
-"""Many sources: each row of a batch gets the next source as soon as it has finished.
+"""Many sources: rows of a batch that have finished get the next sources.
 
 A batch that waits for its slowest row leaves the others idle. Here shapes stay as they are while sources
 come and go, so nothing is compiled anew; and since no row depends on the rows beside it, a source's output
-does not depend on what was decoded with it, nor on the order.
+does not depend on what was decoded with it, nor on the order (near ties aside, where S differs).
 
 Axes: B rows, F rows refilled together, S source length.
 """
@@ -53,6 +53,9 @@ def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[
 
     Returns:
       (S, sources by index) of each bucket, the largest S first.
+
+    Raises:
+      ValueError: a source is longer than all.
     """
     groups, group = [], []
     ascending = collections.deque(sorted(range(len(lengths)), key=lambda i: lengths[i]))
@@ -62,6 +65,10 @@ def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[
         if len(group) >= num_rows or (group and not ascending):
             groups.append((size, group[::-1]))
             group = []
+    if ascending:
+        raise ValueError(
+            f"a source of {lengths[ascending[0]]} tokens is over the largest S, {buckets[-1]}: cut it"
+        )
     return groups[::-1]
 
 
@@ -152,9 +159,23 @@ class Journal:
         """
         if path is None:
             return cls(None, {})
-        path, header = pathlib.Path(path), dict(header)
+        path = pathlib.Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            known = cls._read(path, dict(header))
+            if not path.exists() or not path.stat().st_size:
+                path.write_text(json.dumps(dict(header)) + "\n")
+        except OSError as error:
+            raise ValueError(f"the journal {path} cannot be written ({error}): give another path") from error
+        return cls(path, known)
+
+    @staticmethod
+    def _read(path: pathlib.Path, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """The records in the file, by source; a torn last line is cut off."""
         written = path.read_bytes() if path.exists() else b""
         whole = written[: written.rfind(b"\n") + 1]
+        if not whole and not (json.dumps(header) + "\n").encode().startswith(written):
+            raise ValueError(f"{path} is not a journal of outputs: move it away, or write elsewhere")
         lines = whole.decode(errors="replace").splitlines()
         try:
             found, *records = [json.loads(line) for line in lines] or [header]
@@ -171,10 +192,7 @@ class Journal:
             )
         if len(whole) < len(written):
             os.truncate(path, len(whole))
-        if not lines:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(header) + "\n")
-        return cls(path, known)
+        return known
 
     def add(self, records: Sequence[dict[str, Any]]) -> None:
         """Writes records, each with its source's `index`."""

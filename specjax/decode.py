@@ -5,7 +5,6 @@ Axes: B rows, K drafts, V vocabulary, T token slots, S source length.
 Everything between the prompt and the last token is one XLA program with fixed shapes.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -151,8 +150,9 @@ def prepare(
 ) -> Prepared:
     """Checks the arguments of `generate` (described there) and lays them out."""
     num_rows = _check_sources(source_ids, source_mask)
-    length_bucket = _length_bucket(max_new_tokens, length_bucket)
+    check_kinds(drafter, rule, sampling)
     limit = per_row("max_new_tokens", max_new_tokens, num_rows, jnp.int32)
+    length_bucket = _length_bucket(max_new_tokens, length_bucket)
     limit = jnp.minimum(limit, length_bucket)  # a traced one may be over it
     eos_ids = _check_ids(eos_ids, target.vocab_size)
     if num_ids is not None and not 1 <= num_ids <= target.vocab_size:
@@ -163,13 +163,9 @@ def prepare(
         _check_drafter(target, drafter, num_ids)
         layers = getattr(getattr(drafter, "network", None), "feature_layers", ())
         if layers:  # what the drafter reads of the target
-            target = dataclasses.replace(target, feature_layers=layers)  # type: ignore[type-var]
+            target = target.with_features(layers)  # type: ignore[attr-defined]
     rule = _check_rule(rule, drafter, sampling.temperature)
-    if prefix is None:
-        prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
-    if prefix_length is None:
-        prefix_length = jnp.full(num_rows, prefix.shape[1], jnp.int32)
-    _check_prefix(prefix, prefix_length, num_rows)
+    prefix, prefix_length = _lay_out_prefix(prefix, prefix_length, num_rows, start_id)
     program = Program(
         target=target,
         drafter=drafter,
@@ -182,15 +178,15 @@ def prepare(
     inputs = dict(
         source_ids=jnp.asarray(source_ids, jnp.int32),
         source_mask=jnp.asarray(source_mask, bool),
-        prefix=jnp.asarray(prefix, jnp.int32),
-        prefix_length=jnp.asarray(prefix_length, jnp.int32),
+        prefix=prefix,
+        prefix_length=prefix_length,
         options=options,
         limit=limit,
         seeds=row_seeds(seed, num_rows),
     )
     of_cache = getattr(target, "cache_sharding", None)
+    _check_mesh(drafter_params, of_cache and of_cache.mesh)
     if of_cache is not None:
-        _check_mesh(drafter_params, of_cache.mesh)
         inputs = sharding.place_rows(inputs, of_cache.mesh, num_rows)
     return Prepared(program, AllParams(target_params, drafter_params), inputs)
 
@@ -285,16 +281,40 @@ def _check_sources(source_ids: jax.Array, source_mask: jax.Array) -> int:
     return shape[0]
 
 
-def _check_prefix(prefix: jax.Array, prefix_length: jax.Array, num_rows: int) -> None:
+def check_kinds(drafter: Any, rule: Any, sampling: Any) -> None:
+    """Refuses what is no drafter, no rule, or no options.
+
+    Raises:
+      ValueError: it is named.
+    """
+    if drafter is not None and not hasattr(drafter, "propose"):
+        raise ValueError(
+            f"drafter={drafter!r:.80}: give None or a drafter, such as drafters.ModelDrafter(...)"
+        )
+    if not callable(rule) or isinstance(rule, type):
+        raise ValueError(f"rule={rule!r}: give one of specjax.acceptance, such as acceptance.speculative")
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise ValueError(f"sampling={sampling!r}: give None (greedy) or Sampling(temperature=...)")
+
+
+def _lay_out_prefix(
+    prefix: Any, prefix_length: Any, num_rows: int, start_id: int
+) -> tuple[jax.Array, jax.Array]:
+    """`[B, P]` and `[B]`, checked."""
+    if prefix is None:
+        prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
     shape = np.shape(prefix)
     if len(shape) != 2 or shape[0] != num_rows or shape[1] < 1:
         raise ValueError(
             f"prefix has shape {shape}: give [B, P] with B = {num_rows} and the start token first"
         )
+    if prefix_length is None:
+        prefix_length = jnp.full(num_rows, shape[1], jnp.int32)
     if not isinstance(prefix_length, jax.core.Tracer):
         lengths = np.asarray(prefix_length)
         if lengths.shape != (num_rows,) or lengths.min() < 1 or lengths.max() > shape[1]:
             raise ValueError(f"prefix_length={prefix_length}: give one per row, each in 1..{shape[1]}")
+    return jnp.asarray(prefix, jnp.int32), jnp.asarray(prefix_length, jnp.int32)
 
 
 def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: Any) -> AcceptanceRule:
@@ -335,13 +355,14 @@ def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> No
             )
 
 
-def _check_mesh(drafter_params: Params, mesh: jax.sharding.Mesh) -> None:
+def _check_mesh(drafter_params: Params, mesh: jax.sharding.Mesh | None) -> None:
     theirs = sharding.mesh_of(drafter_params)
     arrays = [x for x in jax.tree.leaves(drafter_params) if not isinstance(x, jax.core.Tracer)]
     if arrays and theirs != mesh:
         raise ValueError(
-            f"the drafter's params lie on {theirs or 'one device'}, the target's on {mesh}: load the draft "
-            "with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads with `load_heads`"
+            f"the drafter's params lie on {theirs or 'one device'}, the target's on {mesh or 'one'}: load "
+            "the draft with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads with "
+            "`load_heads`"
         )
 
 
@@ -365,6 +386,8 @@ def row_seeds(seed: Any, num_rows: int) -> jax.Array:
       ValueError: seeds that are not whole numbers in 0..2^32 - 1, or not one or `num_rows`.
     """
     if not isinstance(seed, jax.core.Tracer):
+        if jnp.issubdtype(getattr(seed, "dtype", None), jax.dtypes.prng_key):
+            raise ValueError(f"seed={seed}: give whole numbers, not a key")
         array = np.asarray(seed)
         if array.dtype.kind not in "iu" or not np.all((array >= 0) & (array < 2**32)):
             raise ValueError(f"seed={seed!r}: give whole numbers in 0..2^32 - 1")

@@ -38,6 +38,10 @@ class Sampling:
 
     Raises:
       ValueError: an option that is not among these; all such are named.
+
+    >>> options = Sampling(temperature=[0.0, 0.5], top_p=0.9).lay_out(num_rows=2)  # one greedy, one sampled
+    >>> options.temperature.tolist(), options.top_k
+    ([0.0, 0.5], None)
     """
 
     temperature: float | Sequence[float] | jax.Array = 1.0

@@ -63,8 +63,8 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
     Raises:
       ValueError: a size below 1, fewer devices than that, or devices left out with several processes.
     """
-    if min(data, model) < 1:
-        raise ValueError(f"data={data}, model={model}: each must be at least 1")
+    if not all(isinstance(size, int) and size >= 1 for size in (data, model)):
+        raise ValueError(f"data={data}, model={model}: each must be at least 1, a whole number")
     devices = jax.devices()
     if data * model > len(devices):
         raise ValueError(

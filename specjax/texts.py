@@ -9,7 +9,7 @@ import numpy as np
 from specjax import data
 from specjax.types import FinishReason, Generation, Stats
 
-SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # then multiples of 512
+SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_SOURCE_LENGTH = 512
 _FIELDS = ("token_ids", "log_probs", "processed_log_probs", "finish_reasons")
 
@@ -36,14 +36,17 @@ class Output:
     stats: Stats
 
 
-def check_prompts(prompts: Any) -> None:
-    """Refuses what is no list of texts.
+def check_prompts(prompts: Any) -> list[str]:
+    """The prompts as a list.
 
     Raises:
-      ValueError: says so.
+      ValueError: they are no texts, or none.
     """
-    if isinstance(prompts, str) or not prompts or not all(isinstance(p, str) for p in prompts):
-        raise ValueError(f"prompts={prompts!r}: give a non-empty list of strings")
+    several = not isinstance(prompts, str | bytes) and hasattr(prompts, "__iter__")
+    found = list(prompts) if several else []
+    if not found or not all(isinstance(p, str) for p in found):
+        raise ValueError(f"prompts={prompts!r:.80}: give a non-empty list of strings")
+    return found
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:
@@ -111,10 +114,10 @@ def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int]
     Raises:
       ValueError: an empty string.
     """
+    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
+        raise ValueError(f"stop={strings!r:.80}: give non-empty strings")
     if not strings:
         return None
-    if not all(isinstance(s, str) and s for s in strings):
-        raise ValueError(f"stop={list(strings)!r}: give non-empty strings")
 
     def stop(ids: list[int], num_before: int) -> int | None:
         for end in range(num_before + 1, len(ids) + 1):

@@ -244,7 +244,10 @@ class Drafter(Protocol):
         """The most of them that can be accepted; for a chain K. Static."""
 
     def init(self, params: Params, context: Context, prefix_width: int) -> State:
-        """The state before the first round; `prefix_width` static: no row has more ids yet."""
+        """The state before the first round; `prefix_width` static: no row has more ids yet.
+
+        Axis 0 of every array of it is B: rows are exchanged for others (`corpus`).
+        """
 
     def propose(
         self, params: Params, state: State, context: Context, draws: Draws | None

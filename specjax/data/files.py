@@ -27,7 +27,12 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
         content = gzip.decompress(zipped.read_bytes())
     else:
         raise FileNotFoundError(f"no text file {path} (nor {zipped.name} beside it)")
-    lines = content.decode("utf-8").split("\n")
+    return split_lines(content.decode("utf-8"))
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines of a text, as `read_lines` has them."""
+    lines = text.split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 

@@ -36,6 +36,7 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> B
     Raises:
       ValueError: `num_draft` is below 1.
     """
+    _check_draft(draft)
     _check_num_draft(num_draft)
     drafter = ModelDrafter(draft.network, num_draft, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
@@ -51,7 +52,8 @@ def tree_from_model(
     Raises:
       ValueError: `branching` is empty or holds a number below 1.
     """
-    drafter = ModelTreeDrafter(draft.network, tuple(branching), with_replacement, share_encoder)
+    _check_draft(draft)
+    drafter = ModelTreeDrafter(draft.network, _branching(branching), with_replacement, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
 
@@ -62,6 +64,7 @@ def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) ->
       ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.
     """
     _check_num_draft(num_draft)
+    _check_whole(max_ngram=max_ngram, min_ngram=min_ngram)
     if not 1 <= min_ngram <= max_ngram:
         raise ValueError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: give 1 <= min_ngram <= max_ngram")
     return BoundDrafter(PromptLookupDrafter(num_draft, max_ngram, min_ngram), None)
@@ -73,8 +76,9 @@ def medusa(heads: Any, branching: Sequence[int] = (3, 2, 1)) -> BoundDrafter:
     Raises:
       ValueError: heads of another kind, or fewer than the tree is deep.
     """
+    branching = _branching(branching)
     _check_heads(heads, "medusa", len(branching))
-    return BoundDrafter(MedusaDrafter(heads.network, tuple(branching)), heads.params)
+    return BoundDrafter(MedusaDrafter(heads.network, branching), heads.params)
 
 
 def eagle(heads: Any, num_draft: int = 4) -> BoundDrafter:
@@ -95,6 +99,7 @@ def eagle_tree(heads: Any, num_draft: int = 8, max_depth: int = 4, num_expanded:
       ValueError: heads of another kind; more nodes than are made.
     """
     _check_heads(heads, "eagle", 1)
+    _check_whole(num_draft=num_draft, max_depth=max_depth, num_expanded=num_expanded)
     return BoundDrafter(EagleTreeDrafter(heads.network, num_draft, max_depth, num_expanded), heads.params)
 
 
@@ -115,6 +120,7 @@ def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> 
     Raises:
       ValueError: a number that is too small.
     """
+    _check_whole(num_columns=num_columns, ngram=ngram, num_candidates=num_candidates)
     return BoundDrafter(LookaheadDrafter(num_columns, ngram, num_candidates), None)
 
 
@@ -130,7 +136,12 @@ def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> Boun
     Raises:
       ValueError: an inner drafter of another kind; `num_draft` is below 1.
     """
+    _check_draft(draft)
     _check_num_draft(num_draft)
+    if not hasattr(engine, "one_round"):
+        raise ValueError(f"engine={engine!r}: give the module specjax.rounds")
+    if not isinstance(inner, BoundDrafter):
+        raise ValueError(f"inner={inner!r:.80}: give one of drafters.from_model or drafters.prompt_lookup")
     if not isinstance(inner.drafter, (ModelDrafter, PromptLookupDrafter)):
         raise ValueError(f"inner={type(inner.drafter).__name__}: give one of from_model or prompt_lookup")
     theirs = getattr(getattr(inner.drafter, "network", draft.network), "vocab_size", None)
@@ -146,13 +157,37 @@ def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> Boun
     return BoundDrafter(drafter, StagedParams(draft.params, inner.params), draft.tokenizer)
 
 
-def _check_num_draft(num_draft: int) -> None:
-    if num_draft < 1:
-        raise ValueError(f"num_draft={num_draft}: must be at least 1; drafter=None decodes plainly")
+def _check_num_draft(num_draft: Any) -> None:
+    if not isinstance(num_draft, int) or num_draft < 1:
+        raise ValueError(
+            f"num_draft={num_draft!r}: give a whole number, at least 1; drafter=None decodes plainly"
+        )
+
+
+def _check_whole(**values: Any) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{name}={value!r}: give a whole number")
+
+
+def _branching(branching: Any) -> tuple[int, ...]:
+    """Children of each level, as a tuple of whole numbers."""
+    if not isinstance(branching, list | tuple) or not all(isinstance(n, int) for n in branching):
+        raise ValueError(f"branching={branching!r}: give the children of each level, as in (3, 2, 1)")
+    return tuple(branching)
+
+
+def _check_draft(draft: Any) -> None:
+    if not all(hasattr(draft, part) for part in ("network", "params", "tokenizer")):
+        raise ValueError(f"draft={draft!r:.80}: load it first, draft = specjax.load(...)")
 
 
 def _check_heads(heads: Any, kind: str, depth: int) -> None:
-    config = heads.network.config
+    config = getattr(getattr(heads, "network", None), "config", None)
+    if not hasattr(config, "kind"):
+        raise ValueError(
+            f"heads={heads!r:.80}: load some first, heads = specjax.load_heads(directory, target)"
+        )
     if config.kind != kind:
         raise ValueError(f"these are heads of the kind {config.kind!r}: {kind} needs some of {kind!r}")
     if depth > config.num_steps:

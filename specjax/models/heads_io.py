@@ -36,6 +36,8 @@ def fingerprint(params: Any) -> str:
 
 def _first(leaf: Any) -> np.ndarray:
     """The first `_SAMPLE` entries, on a mesh of the rows that hold them."""
+    if leaf.ndim == 0:
+        return np.asarray(sharding.fetch(leaf))
     rows = -(-_SAMPLE // max(leaf[:1].size, 1))
     return np.asarray(sharding.fetch(leaf[:rows]).ravel()[:_SAMPLE].astype(jnp.bfloat16))
 

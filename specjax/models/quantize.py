@@ -57,6 +57,10 @@ class QuantizedNetwork:
 
     network: Network
 
+    def with_features(self, layers: tuple[int, ...]) -> "QuantizedNetwork":
+        """The same network, which gives out features of these layers too; see `t5.T5Network`."""
+        return QuantizedNetwork(self.network.with_features(layers))  # type: ignore[attr-defined]
+
     @property
     def config(self) -> Any:
         """Of the network."""

@@ -163,6 +163,10 @@ class T5Network:
     feature_layers: tuple[int, ...] = ()
     cache_sharding: jax.sharding.NamedSharding | None = None
 
+    def with_features(self, layers: tuple[int, ...]) -> "T5Network":
+        """The same network, which gives out the features of these layers too."""
+        return dataclasses.replace(self, feature_layers=layers)
+
     @property
     def vocab_size(self) -> int:
         """V."""
