@@ -140,8 +140,8 @@ def _aligned() -> tuple[list[str], list[str]]:
     lines, answers = read_sources(), data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
     if len(lines) != len(answers):
         raise ValueError(
-            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} {len(lines)}: line "
-            "n of one must answer line n of the other"
+            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} {len(lines)}: "
+            "line n of one must answer line n of the other"
         )
     return lines, answers
 
@@ -252,7 +252,7 @@ def main(argv: list[str]) -> None:
     lines = read_sources()
     references()
     columns.check()
-    temperatures = [float(t) for t in _TEMPERATURE.value]
+    temperatures = options.numbers("temperature", _TEMPERATURE.value)
     started = time.perf_counter()
     target, draft = load(console, mesh)
     sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]

@@ -198,7 +198,12 @@ def main(argv: list[str]) -> None:
     if not _PAIRS.value:
         raise ValueError("--pair is missing: give at least one TASK,TARGET,DRAFT,LIMIT")
     pairs = [Pair.parse(text) for text in _PAIRS.value]
-    grid = list(itertools.product(pairs, map(float, _TEMPERATURE.value), map(int, _BATCH_SIZE.value)))
+    columns.check()
+    grid = list(
+        itertools.product(
+            pairs, options.numbers("temperature", _TEMPERATURE.value), map(int, _BATCH_SIZE.value)
+        )
+    )
     rows: list[dict[str, Any]] = []
     for i, (pair, temperature, batch_size) in enumerate(grid, 1):
         console.rule(f"{i} of {len(grid)}: {pair.task}, {pair.draft}, T = {temperature:g}, B = {batch_size}")

@@ -1,9 +1,10 @@
-"""Whatever is asked for wrongly is refused with a sentence that names it, and nothing is left half-written."""
+"""What is asked for wrongly is refused with a sentence that names it; nothing is left half-written."""
 
 import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,7 +52,10 @@ CALLS = {
     "option in the wrong place": (dict(top_p=0.9), r"top_p: give them as sampling=Sampling\(top_p="),
     "end token that does not exist": (dict(eos_ids=[99]), r"eos_ids=\[99\]"),
     "text as end tokens": (dict(eos_ids="</s>"), "eos_ids=</s>"),
-    "empty stop": (dict(stop=""), "stop"),
+    "empty stop": (dict(stop=[""]), "stop"),
+    "number as a stop": (dict(stop=5), "stop=5"),
+    "class as a rule": (dict(rule=acceptance.Lenient), "rule=.*Lenient"),
+    "key as a seed": (dict(seed=jax.random.key(0)), "give whole numbers, not a key"),
     "prefixes of another batch": (dict(decoder_prefix=["a"] * 3), "decoder_prefix has 3 entries"),
     "source that is too long": (dict(prompts=["a" * 600]), r"prompts\[0\] has 601 tokens"),
 }  # fmt: skip
@@ -62,7 +66,7 @@ def target():
     return _model(0)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "empty stop"])
+@pytest.mark.parametrize("name", CALLS)
 def test_calls_that_cannot_be_meant(target, name):
     changes, words = CALLS[name]
     with pytest.raises(ValueError, match=words):
@@ -82,6 +86,21 @@ OTHERS = {
     "inner drafter that is none": (
         lambda: drafters.staged(_model(1), 3, 5, specjax.decode), "inner=3: give one of",
     ),
+    "engine that is none": (
+        lambda: drafters.staged(_model(1), drafters.prompt_lookup(2), 5, None), "engine=None",
+    ),
+    "text as a tree": (lambda: drafters.tree_from_model(_model(1), "3x2"), "branching='3x2'"),
+    "half an n-gram": (lambda: drafters.prompt_lookup(4, 2.5), "max_ngram=2.5"),
+    "costs without K": (lambda: controller.adaptive(drafters.prompt_lookup(4), [1.5]), "costs="),
+    "eight bits twice": (lambda: specjax.int8(specjax.int8(_model(0))), "give a model as specjax.load"),
+    "half a mesh": (lambda: sharding.make_mesh(1.5, 1), "data=1.5"),
+    "mesh by its numbers": (lambda: specjax.load("anything", mesh=(2, 4)), r"mesh=\(2, 4\): give one of"),
+    "number as a model": (lambda: specjax.load(3), "name_or_directory=3"),
+    "options per prompt": (
+        lambda: specjax.generate_all(_model(0), PROMPTS, sampling=Sampling(temperature=[0.0, 1.0])),
+        "temperature has shape",
+    ),
+    "stop of many": (lambda: specjax.generate_all(_model(0), PROMPTS, stop="x"), "stop: not supported"),
     "costs of another K": (
         lambda: controller.adaptive(drafters.prompt_lookup(4), {3: 1.5}), "must be the drafter's num_draft=4",
     ),
@@ -137,7 +156,7 @@ FILES = {
     "empty folder": (lambda f: (f / "empty").mkdir(), "empty", "has no config.json"),
     "config that is no JSON": (lambda f: _cut(f / "model/config.json"), "model", "is not valid JSON"),
     "config of another model": (
-        lambda f: _set(f / "model/config.json", model_type="bert"), "model", "model_type 'bert' is not supported",
+        lambda f: _set(f / "model/config.json", model_type="bert"), "model", "model_type 'bert'",
     ),
     "config of another size": (
         lambda f: _set(f / "model/config.json", d_model=12), "model", "the config says",
@@ -177,7 +196,17 @@ def test_outputs_that_cannot_be_written(saved, target):
     for journal in (saved / "file" / "journal", saved / "heads"):
         with pytest.raises(ValueError, match="journal|cannot be written"):
             specjax.generate_all(target, PROMPTS, batch_size=2, journal=journal)
+    with pytest.raises(ValueError, match="is not a journal of outputs"):  # no line end: not even a header
+        specjax.generate_all(target, PROMPTS, batch_size=2, journal=saved / "file")
     assert (saved / "file").read_text() == "mine"
+
+
+def test_a_refused_call_begins_no_journal(target, tmp_path):
+    with pytest.raises(ValueError, match="temperature=-1"):
+        specjax.generate_all(
+            target, PROMPTS, batch_size=2, sampling=Sampling(temperature=-1.0), journal=tmp_path / "journal"
+        )
+    assert not (tmp_path / "journal").exists()
 
 
 def test_vocabularies_that_do_not_match(target):
