@@ -140,8 +140,8 @@ def _aligned() -> tuple[list[str], list[str]]:
     lines, answers = read_sources(), data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
     if len(lines) != len(answers):
         raise ValueError(
-            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} {len(lines)}: "
-            "line n of one must answer line n of the other"
+            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} has "
+            f"{len(lines)}: line n of one must answer line n of the other"
         )
     return lines, answers
 
