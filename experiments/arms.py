@@ -129,7 +129,8 @@ def request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, fl
     return seconds
 
 
-NUM_PRICED = 16  # sources, or one batch
+NUM_PRICED = 16  # sources of a trial, or one batch
+NUM_TRIED = 5  # turns
 
 
 class Price(NamedTuple):
@@ -148,16 +149,43 @@ class Price(NamedTuple):
     num_rows: int
 
 
-def price_of(
-    build: Callable[[BoundDrafter | None], list[decode.Prepared]], sampled: bool, console: Console
-) -> Callable[[BoundDrafter], Price]:
-    """A function from a drafter to its price.
+class Trial:
+    """What drafters cost and bring on the first sources."""
 
-    Args:
-      build: the requests of a drafter on the first sources, the first of which is timed.
-    """
+    def __init__(
+        self, build: Callable[[BoundDrafter | None], list[decode.Prepared]], sampled: bool, console: Console
+    ):
+        """`build` gives the requests of a drafter (None: of the target alone) on those sources."""
+        self._build, self._sampled, self._console = build, sampled, console
 
-    def count(requests: Sequence[decode.Prepared]) -> tuple[float, float]:
+    @functools.cached_property
+    def _plain(self) -> list[decode.Prepared]:
+        return self._build(None)
+
+    @functools.cached_property
+    def _plain_per_round(self) -> float:
+        return self._count(self._plain)[0]
+
+    def price(self, drafter: BoundDrafter) -> Price:
+        """By its parts, timed on the first request."""
+        requests = self._build(drafter)
+        costs = round_costs(requests[0], self._sampled, self._console)
+        # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
+        cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
+        per_round, alpha = self._count(requests)
+        # What is compiled depends on it, so all processes go by the clock of the first.
+        pair = multihost_utils.broadcast_one_to_all((cost, per_round / self._plain_per_round))
+        return Price(*map(float, pair), alpha, len(requests[0].inputs["limit"]))
+
+    def pays(self, drafter: BoundDrafter) -> bool:
+        """Whether it is faster than the target alone on these sources, in three of four turns and more."""
+        requests = self._build(drafter)
+        num_rows = len(requests) * len(requests[0].inputs["limit"])
+        timing = time_arms(self._plain, requests, num_rows, NUM_TRIED, self._console)
+        return bool(multihost_utils.broadcast_one_to_all(timing.speedup.low) > 1)
+
+    @staticmethod
+    def _count(requests: Sequence[decode.Prepared]) -> tuple[float, float]:
         """Tokens a round of a batch, and alpha."""
         stats = [sharding.fetch(decode_one(request).stats) for request in requests]
         emitted, accepted, tested = (
@@ -165,22 +193,6 @@ def price_of(
             for name in ("num_emitted", "accepted", "tested")
         )
         return emitted / max(sum(int(s.num_rounds.max()) for s in stats), 1), accepted / max(tested, 1.0)
-
-    @functools.cache
-    def plain() -> float:
-        return count(build(None))[0]
-
-    def price(drafter: BoundDrafter) -> Price:
-        requests = build(drafter)
-        costs = round_costs(requests[0], sampled, console)
-        # A round without a match is a plain step, which leaves nothing for the rest: no less than none.
-        cost = costs.v + drafter.drafter.max_depth * costs.c + max(costs.o, 0.0)
-        per_round, alpha = count(requests)
-        # What is compiled depends on it, so all processes go by the clock of the first.
-        cost, gain = map(float, multihost_utils.broadcast_one_to_all((cost, per_round / plain())))
-        return Price(cost, gain, alpha, len(requests[0].inputs["limit"]))
-
-    return price
 
 
 def round_costs(request: decode.Prepared, sampled: bool, console: Console) -> measure.RoundCosts:

@@ -25,7 +25,6 @@ _COLUMNS = flags.DEFINE_list(
 _HEADS = flags.DEFINE_multi_string(
     "heads", [], "Directory of heads; they serve the target they were made for."
 )
-PriceOf = Callable[[BoundDrafter], arms.Price]
 
 
 class _Sources(NamedTuple):
@@ -34,7 +33,7 @@ class _Sources(NamedTuple):
     target: api.Model
     draft: api.Model | None
     column: str
-    price_of: PriceOf | None
+    trial: arms.Trial | None
 
     def model(self) -> api.Model:
         if self.draft is None:
@@ -56,25 +55,25 @@ class _Sources(NamedTuple):
     def adaptive(self, kind: "_Kind", numbers: list[int]) -> BoundDrafter | None:
         """Chains of the lengths `numbers`, or a tree of that shape; None: the target alone.
 
-        Drafts that brought less than they cost on the first sources are left out altogether. Else a row
-        alone drafts as its own history says, beginning with what those sources said. Rows of a batch all
-        pay for the longest draft and wait for the slowest, which no row can know: they get what paid best.
+        A row alone drafts as its own history says, beginning with what the first sources said. Rows of a
+        batch all pay for the longest draft and wait for the slowest, which no row can know: they get what
+        paid best. What was not faster than the target alone on the first sources is left out altogether.
         """
-        if self.price_of is None:
+        if self.trial is None:
             raise ValueError(f"--num_draft={self.column}: costs are not measured here; give one length")
         is_one = kind.is_tree or len(numbers) == kind.num_sizes
         made = [kind.make(self, *sizes) for sizes in ([numbers] if is_one else [[k] for k in numbers])]
         if not hasattr(made[0].drafter, "propose_up_to"):
             raise ValueError(f"--num_draft={self.column}: this kind cannot be turned off; leave adaptive out")
-        prices = [(drafter, self.price_of(drafter)) for drafter in made]
+        prices = [(drafter, self.trial.price(drafter)) for drafter in made]
         best, price = max(prices, key=lambda pair: pair[1].gain / pair[1].cost)
         if price.gain <= price.cost:
             return None
-        if price.num_rows > 1:
-            return best
-        costs = {drafter.drafter.num_draft: price.cost for drafter, price in prices}
-        longest = max(made, key=lambda one: one.drafter.num_draft)
-        return controller.adaptive(longest, costs, prior_alpha=price.alpha)
+        if price.num_rows == 1:
+            costs = {drafter.drafter.num_draft: price.cost for drafter, price in prices}
+            longest = max(made, key=lambda one: one.drafter.num_draft)
+            best = controller.adaptive(longest, costs, prior_alpha=price.alpha)
+        return best if self.trial.pays(best) else None
 
     def staged(self, num_draft: int, num_copied: int) -> BoundDrafter:
         inner = drafters.prompt_lookup(num_copied)
@@ -177,7 +176,7 @@ def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
 
 
 def drafter(
-    target: api.Model, draft: api.Model | None, column: str, price_of: PriceOf | None = None
+    target: api.Model, draft: api.Model | None, column: str, trial: arms.Trial | None = None
 ) -> BoundDrafter | None:
     """The drafter of one column; see --num_draft. None: an adaptive one that does not pay.
 
@@ -185,13 +184,13 @@ def drafter(
       target: whose heads, or whose own weights, draft.
       draft: the model; None where a column needs none.
       column: one of --num_draft.
-      price_of: called for each length of an adaptive one.
+      trial: by which an adaptive one is made.
 
     Raises:
       ValueError: it is none that there is, or what it is made of is missing.
     """
     kind, numbers = _parse(column)
-    sources, is_adaptive = _Sources(target, draft, column, price_of), column.startswith(_ADAPTIVE)
+    sources, is_adaptive = _Sources(target, draft, column, trial), column.startswith(_ADAPTIVE)
     lengths = numbers[:1] if is_adaptive and not kind.is_tree and kind.num_sizes == 1 else numbers
     try:
         inspect.signature(kind.make).bind(sources, *lengths)

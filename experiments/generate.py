@@ -158,7 +158,7 @@ def compare(
     priced = sources[: max(_BATCH_SIZE.value, arms.NUM_PRICED)]
     first = lambda drafter: build(target, drafter, priced, temperature)  # noqa: E731
     for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
+        drafter = columns.drafter(target, draft, column, arms.Trial(first, sampled, console))
         batches = build(target, drafter, sources, temperature)
         spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
         texts = api.to_output(target.tokenizer, spec).texts

@@ -127,7 +127,7 @@ def compare(
     }  # fmt: skip
     first = lambda drafter: build(sources=sources[: max(batch_size, arms.NUM_PRICED)], drafter=drafter)  # noqa: E731
     for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.price_of(first, sampled, console))
+        drafter = columns.drafter(target, draft, column, arms.Trial(first, sampled, console))
         batches = build(drafter=drafter)
         generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
         row, _ = rows_lib.compare(

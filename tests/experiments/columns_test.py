@@ -21,8 +21,12 @@ def parsed():
 
 
 def priced(num_rows, **prices):
-    """`(cost, gain)` of each K; alpha .6."""
-    return lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], 0.6, num_rows)
+    """`(cost, gain)` of each K; alpha .6, and all of them pay unless `pays` is given."""
+    pays = prices.pop("pays", True)
+    return types.SimpleNamespace(
+        price=lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], 0.6, num_rows),
+        pays=lambda drafter: pays,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,8 @@ def test_one_row_adapts_and_a_batch_gets_the_best_length():
 @pytest.mark.parametrize("num_rows", [1, 64])
 def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
     assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(num_rows, k3=(2.3, 2.3))) is None
+    tried = priced(num_rows, k3=(2.3, 2.4), pays=False)
+    assert columns.drafter(MODEL, MODEL, "adaptive:3", tried) is None
     assert (
         columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(num_rows, k1=(1.5, 1.4), k3=(2.3, 2.2))) is None
     )
