@@ -376,9 +376,10 @@ def num_ids(target: Model) -> int | None:
 def repeat_options(sampling: Sampling, times: int) -> Sampling:
     """The same options with each row's entry repeated."""
     values: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    return Sampling(
-        **{name: value if value is None else _repeat(value, times) for name, value in values.items()}
-    )
+    repeated: dict[str, Any] = {
+        name: None if value is None else _repeat(value, times) for name, value in values.items()
+    }
+    return Sampling(**repeated)
 
 
 def encode_sources(

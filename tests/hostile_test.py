@@ -134,7 +134,7 @@ def saved(tmp_path):
     """A checkpoint with a tokenizer's files left out, and heads for another target."""
     model = _model(0)
     convert.save(tmp_path / "model", CONFIG, model.params)
-    config = heads.HeadsConfig("eagle", 2, d_model=8, d_kv=4, d_ff=8, num_heads=2)
+    config = heads.HeadsConfig("eagle", 2, d_model=16, d_kv=4, d_ff=32, num_heads=2)
     other = _model(3)
     network = heads.HeadsNetwork(config, CONFIG)
     heads_io.save(tmp_path / "heads", config, heads_io.init(network, other.params, 0), other.params)

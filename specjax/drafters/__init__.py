@@ -183,7 +183,7 @@ def _check_draft(draft: Any) -> None:
 
 
 def _check_heads(heads: Any, kind: str, depth: int) -> None:
-    config = getattr(getattr(heads, "network", None), "config", None)
+    config: Any = getattr(getattr(heads, "network", None), "config", None)
     if not hasattr(config, "kind"):
         raise ValueError(
             f"heads={heads!r:.80}: load some first, heads = specjax.load_heads(directory, target)"
