@@ -386,7 +386,7 @@ def row_seeds(seed: Any, num_rows: int) -> jax.Array:
       ValueError: seeds that are not whole numbers in 0..2^32 - 1, or not one or `num_rows`.
     """
     if not isinstance(seed, jax.core.Tracer):
-        if jnp.issubdtype(getattr(seed, "dtype", None), jax.dtypes.prng_key):
+        if hasattr(seed, "dtype") and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
             raise ValueError(f"seed={seed}: give whole numbers, not a key")
         array = np.asarray(seed)
         if array.dtype.kind not in "iu" or not np.all((array >= 0) & (array < 2**32)):
