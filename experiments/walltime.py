@@ -4,7 +4,7 @@
 
 A benchmark, not a sampler: the rule is computed in full, then its outcome is overridden by coins of a
 given alpha, and no row ends early. Times do not depend on what the weights are, so shapes are
-enough: first v(N), a target call on N tokens over a call on one; then, for each draft shape, c, o and
+enough: first v(N - 1), a target call on N tokens over a call on one; then, for each draft shape, c, o and
 the speed-up at each alpha, predicted and measured.
 """
 
@@ -29,7 +29,9 @@ _TARGET = flags.DEFINE_string(
 _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "Each K at which they are.")
-_NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "v(N) for N = 1 to this.", lower_bound=1)
+_NUM_NEW = flags.DEFINE_integer(
+    "max_num_new", 16, "A target call on N tokens, for N = 1 to this.", lower_bound=1
+)
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=0)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
@@ -55,7 +57,7 @@ def build(
 
 
 def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
-    """v(N) for each N of a target call."""
+    """v(N - 1) for each N, the tokens of a target call."""
     program, params, inputs = request
     state = decode.jitted_prefill(program, params, **inputs)
     lengths = range(1, _NUM_NEW.value + 1)
@@ -102,10 +104,10 @@ def peak_memory() -> dict[str, int]:
 
 
 def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """v(N) on the left, speed-up at each alpha on the right."""
+    """v(N - 1) on the left, speed-up at each alpha on the right."""
     figure, (left, right) = results.subplots(1, 2, figsize=(11, 4.5))
     left.plot([row["num_new"] for row in curve], [row["verify_cost"] for row in curve], marker="o")
-    left.set(xlabel="N, tokens of a target call", title=f"v(N) of {_TARGET.value}", ylim=(0, None))
+    left.set(xlabel="N, tokens of a target call", title=f"v(N - 1) of {_TARGET.value}", ylim=(0, None))
     groups = list(dict.fromkeys((row["draft"], row["num_draft"]) for row in rows))
     for i, group in enumerate(groups):
         these = [row for row in rows if (row["draft"], row["num_draft"]) == group]
@@ -129,7 +131,7 @@ def main(argv: list[str]) -> None:
         params = jax.block_until_ready(shapes.random_params(target, 0))
     count = sum(x.size for x in jax.tree.leaves(params))
     console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {target.dtype}, {results.hardware()}")
-    with console.status(f"v(N) for N = 1 to {_NUM_NEW.value}, a program to compile for each"):
+    with console.status(f"calls on 1 to {_NUM_NEW.value} tokens, a program to compile for each"):
         curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
     rows = []
