@@ -143,13 +143,16 @@ def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
     """
     import transformers
 
+    name = os.path.expanduser(os.fspath(name_or_directory))
+    needed = f"no tokenizer in {name!r}: it needs tokenizer.json with tokenizer_config.json, or spiece.model"
+    files = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
+    # transformers 5 would make an empty one.
+    if os.path.isdir(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
+        raise ValueError(needed)
     try:
-        return transformers.AutoTokenizer.from_pretrained(os.fspath(name_or_directory))
+        return transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no tokenizer in {os.fspath(name_or_directory)!r}: it needs tokenizer.json with "
-            f"tokenizer_config.json, or spiece.model ({error})"
-        ) from error
+        raise ValueError(f"{needed} ({error})") from error
 
 
 def generate(
