@@ -180,7 +180,7 @@ def generate(
     >>> drafter = specjax.drafters.from_model(draft, num_draft=5)
     >>> output = specjax.generate(target, ["A man rides a bicycle."], drafter=drafter, max_new_tokens=16)
     >>> output.texts
-    ['Ein Mann fährt Fahrrad.']
+    ['Ein Mann fährt ein Fahrrad.']
 
     Args:
       target: a loaded model.
