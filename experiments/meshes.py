@@ -29,6 +29,7 @@ def start() -> tuple[Mesh | None, Console]:
     Raises:
       ValueError: flags that cannot be used.
     """
+    console = start_lib.console()
     mesh = None if _MESH.value is None else parse(_MESH.value)  # refused before anybody waits for others
     if _COORDINATOR.value == "auto":
         sharding.join_processes()
@@ -36,7 +37,8 @@ def start() -> tuple[Mesh | None, Console]:
         sharding.join_processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     if mesh is None and jax.process_count() > 1:
         raise ValueError(f"--mesh=None with {jax.process_count()} processes: give DATAxMODEL")
-    return mesh and sharding.make_mesh(*mesh), start_lib.console(quiet=not is_first())
+    console.quiet = not is_first()
+    return mesh and sharding.make_mesh(*mesh), console
 
 
 def draft_rules() -> sharding.Rules:

@@ -30,7 +30,7 @@ def run(main: Callable[[list[str]], None]) -> None:
     app.run(guarded)
 
 
-def console(quiet: bool = False) -> Console:
+def console() -> Console:
     """Where to print.
 
     Programs that took a second to compile are kept where JAX_COMPILATION_CACHE_DIR says, else in
@@ -43,7 +43,7 @@ def console(quiet: bool = False) -> Console:
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_note)
         _listening.append(True)
-    return Console(quiet=quiet)
+    return Console()
 
 
 def compile_seconds() -> float:

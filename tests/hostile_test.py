@@ -76,8 +76,8 @@ def test_calls_that_cannot_be_meant(target, name):
 # name -> (a function, words)
 OTHERS = {
     "draft that was not loaded": (lambda: drafters.from_model("t5-small"), "draft='t5-small': load it first"),
-    "text as K": (lambda: drafters.from_model(_model(1), "5"), "num_draft='5': give a whole number"),
-    "half of K": (lambda: drafters.prompt_lookup(2.5), "num_draft=2.5: give a whole number"),
+    "text as K": (lambda: drafters.from_model(_model(1), "5"), "num_draft='5': must be at least 1"),
+    "half of K": (lambda: drafters.prompt_lookup(2.5), "num_draft=2.5: must be at least 1"),
     "tree of nothing": (lambda: drafters.tree_from_model(_model(1), ()), r"branching=\(\)"),
     "tree with a bare level": (lambda: drafters.tree_from_model(_model(1), (2, 0)), r"branching=\(2, 0\)"),
     "n-grams upside down": (lambda: drafters.prompt_lookup(3, 1, 2), "min_ngram=2, max_ngram=1"),

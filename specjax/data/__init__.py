@@ -15,7 +15,7 @@ from specjax.data.batches import (
     tokenize,
     training_rows,
 )
-from specjax.data.files import read_jsonl, read_lines, read_pairs
+from specjax.data.files import read_jsonl, read_lines, read_pairs, split_lines
 from specjax.data.stream import Stream, stream
 from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
 
@@ -40,6 +40,7 @@ __all__ = [
     "read_lines",
     "read_pairs",
     "shape_for",
+    "split_lines",
     "stream",
     "tokenize",
     "training_rows",

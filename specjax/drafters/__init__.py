@@ -36,8 +36,8 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> B
     Raises:
       ValueError: `num_draft` is below 1.
     """
-    _check_draft(draft)
     _check_num_draft(num_draft)
+    _check_draft(draft)
     drafter = ModelDrafter(draft.network, num_draft, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
@@ -160,7 +160,7 @@ def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> Boun
 def _check_num_draft(num_draft: Any) -> None:
     if not isinstance(num_draft, int) or num_draft < 1:
         raise ValueError(
-            f"num_draft={num_draft!r}: give a whole number, at least 1; drafter=None decodes plainly"
+            f"num_draft={num_draft!r}: must be at least 1, a whole number; drafter=None decodes plainly"
         )
 
 
