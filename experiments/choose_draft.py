@@ -8,6 +8,7 @@ the cost of its steps on this machine, and from both the speed-up at the best K,
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -202,6 +203,9 @@ def main(argv: list[str]) -> None:
         api.check_tokenizers(target.tokenizer, draft.tokenizer)
     lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
     sources = [_PREFIX.value + line for line in lines[: _NUM_EXAMPLES.value]]
+    if not sources:
+        raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
+    console.print(f"{len(sources)} lines, batch 1, K of {', '.join(_NUM_DRAFT.value)}")
     num_source = max(len(target.tokenizer(source).input_ids) for source in sources)
     results.show_lines(
         console, "memory at batch 1",
@@ -210,9 +214,17 @@ def main(argv: list[str]) -> None:
     rows = []
     for temperature in map(float, _TEMPERATURE.value):
         ranked = rank(console, target, candidates, sources, temperature)
-        results.show_lines(console, f"temperature {temperature:g}, best first", ranked)
+        shown = [{k: v for k, v in row.items() if k != "temperature"} for row in ranked]
+        shown = [row | {"draft": pathlib.PurePath(str(row["draft"])).name} for row in shown]
+        results.show_lines(console, f"temperature {temperature:g}, best first", shown)
         if ranked[0]["predicted_speedup"] <= 1:
             console.print("none of them pays here: decode with the target alone")
+        else:
+            console.print(
+                f"predicted, not measured: `experiments.generate --draft={ranked[0]['draft']} "
+                f"--num_draft={ranked[0]['num_draft']} --temperature={temperature:g}` measures it",
+                soft_wrap=True,
+            )
         rows += ranked
     if _OUTPUT.value:
         results.write(_OUTPUT.value, "choose_draft", rows)

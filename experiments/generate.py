@@ -209,9 +209,16 @@ def once(
     drafter = columns.drafter(target, draft, column) if draft or columns.some_need_no_draft() else None
     journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
     if journal is not None:
-        console.print(f"kept in {journal} until all is done: the same command goes on", soft_wrap=True)
-    started = time.perf_counter()
-    with progress.tokens(len(sources), "decoding", console) as report:
+        console.print(
+            f"kept in {journal} until all is done: if killed, the same command goes on", soft_wrap=True
+        )
+    started, counts = time.perf_counter(), []
+
+    def report(done: int, num_tokens: int) -> None:
+        counts.append(num_tokens)
+        show(done, num_tokens)
+
+    with progress.tokens(len(sources), "decoding", console) as show:
         output = api.generate_all(
             target, sources, batch_size=_BATCH_SIZE.value, drafter=drafter, rule=options.rule(),
             sampling=options.sampling(temperature), max_new_tokens=_MAX_NEW_TOKENS.value,
@@ -221,7 +228,8 @@ def once(
     row = {
         "temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value,
         "num_examples": len(sources), "num_tokens": int(total.num_emitted[0]),
-        "tokens_per_target_call": float(total.tau[0]), "seconds_of_this_run": time.perf_counter() - started,
+        "tokens_per_target_call": float(total.tau[0]),
+        "num_tokens_of_this_run": counts[-1], "seconds_of_this_run": time.perf_counter() - started,
         "compile_s": start.compile_seconds(),
         **rows_lib.quality(output.texts, references()),
     }  # fmt: skip
@@ -259,6 +267,8 @@ def main(argv: list[str]) -> None:
     names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     sources = [_PREFIX.value + line for line in lines if line.strip()]
+    if len(sources) < len(lines):
+        console.print(f"{len(lines)} lines, {len(lines) - len(sources)} of them blank, which stay blank")
     if not _COMPARE.value:
         rows, texts = once(console, target, draft, sources)
     elif draft is None and not columns.some_need_no_draft():

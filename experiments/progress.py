@@ -8,6 +8,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from experiments import start
+
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 20.0
 
@@ -34,7 +36,7 @@ def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, 
 
     Its first call says what an earlier run had done.
     """
-    first: tuple[int, float] | None = None
+    first: tuple[int, float, float] | None = None
     said = time.monotonic()
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -43,8 +45,12 @@ def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, 
         def report(done: int, num_tokens: int) -> None:
             nonlocal first, said
             now = time.monotonic()
-            first = first or (done, now)
-            elapsed_s = max(now - first[1], 1e-9)
+            if first is None:
+                first = done, now, start.compile_seconds()
+                if done:
+                    console.print(f"going on: {done} of {total} were done")
+            # Compiling is left out of what the rest will take.
+            elapsed_s = max(now - first[1] - (start.compile_seconds() - first[2]), 1e-9)
             left_s = elapsed_s / max(done - first[0], 1) * (total - done)
             speed = f"{num_tokens / elapsed_s:,.0f} tokens/s, {left_s / 60:.1f} min left"
             bar.update(task, completed=done, description=speed)

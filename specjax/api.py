@@ -141,6 +141,7 @@ def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
     Raises:
       ValueError: the directory holds none.
     """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is not there
     import transformers
 
     name = os.path.expanduser(os.fspath(name_or_directory))

@@ -396,7 +396,9 @@ def row_seeds(seed: Any, num_rows: int) -> jax.Array:
     if seed.shape == (num_rows,):
         return seed
     if seed.shape != ():
-        raise ValueError(f"seed has shape {seed.shape}: give one integer, or one per row ({num_rows})")
+        raise ValueError(
+            f"seed has shape {seed.shape}: give one integer, or one per row or prompt ({num_rows})"
+        )
     return jax.vmap(functools.partial(_derived_seed, seed))(jnp.arange(num_rows))
 
 

@@ -45,7 +45,7 @@ def check_prompts(prompts: Any) -> list[str]:
     several = not isinstance(prompts, str | bytes) and hasattr(prompts, "__iter__")
     found = list(prompts) if several else []
     if not found or not all(isinstance(p, str) for p in found):
-        raise ValueError(f"prompts={prompts!r:.80}: give a non-empty list of strings")
+        raise ValueError(f'prompts={prompts!r:.80}: give a non-empty list of strings, as in ["a text"]')
     return found
 
 

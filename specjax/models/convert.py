@@ -162,7 +162,11 @@ def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[t5.T5C
     source = os.path.expanduser(os.fspath(source))
     path = _locate(source, "config.json")
     if path is None:
-        raise ValueError(f"{source} has no config.json: not a checkpoint in Hugging Face's format")
+        where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
+        raise ValueError(
+            f"{source} has no config.json{where}: give a directory of a checkpoint in Hugging Face's format, or a "
+            "hub id"
+        )
     config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
     with contextlib.ExitStack() as stack:
         checkpoint = _Checkpoint(_weight_files(source), stack)
