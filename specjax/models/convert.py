@@ -164,8 +164,8 @@ def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[t5.T5C
     if path is None:
         where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
         raise ValueError(
-            f"{source} has no config.json{where}: give a directory of a checkpoint in Hugging Face's format, or a "
-            "hub id"
+            f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
+            "Face's format"
         )
     config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
     with contextlib.ExitStack() as stack:
