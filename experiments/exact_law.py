@@ -239,7 +239,10 @@ def exact_law(
                 draws_all = acceptance.is_lossless(program.rule) and len(program.widths) == 1
                 draws_all &= not isinstance(program.drafter, StagedDrafter)
                 if draws.unused and draws_all:
-                    raise ValueError(f"streams {set(draws.unused)} were never drawn from")
+                    raise ValueError(
+                        f"streams {set(draws.unused)} were never drawn from; a drafter that draws nothing "
+                        "belongs into NOT_DRAWN"
+                    )
                 after = jax.tree.map(np.asarray, after)
                 weight = np.where(used, weights[index], 0.0) * draws.probability
                 weight /= math.prod(int(outcomes.max()) + 1 for outcomes in draws.unused.values())
