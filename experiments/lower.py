@@ -7,7 +7,6 @@ simulated devices and lowered for each platform; no weights exist, nothing runs.
 of a device.
 """
 
-import dataclasses
 import pathlib
 import time
 from typing import Any
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import meshes, results, start
+from experiments import meshes, results, shapes, start
 from specjax import api, decode, sharding
 from specjax.drafters import ModelDrafter
 from specjax.models import t5
@@ -34,14 +33,10 @@ _PLATFORMS = flags.DEFINE_list("platforms", ["tpu", "cuda"], "What to lower for.
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
-def shape(name: str) -> t5.T5Config:
-    return dataclasses.replace(t5.PRESETS[name], dtype=_DTYPE.value)
-
-
 def request(mesh: jax.sharding.Mesh) -> decode.Prepared:
     """The program and its inputs; the params are shapes."""
-    target = api.outline(shape(_TARGET.value), mesh)
-    draft = api.outline(shape(_DRAFT.value), mesh, sharding.REPLICATED)
+    target = api.outline(shapes.shape(_TARGET.value, _DTYPE.value), mesh)
+    draft = api.outline(shapes.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED)
     size = (_BATCH_SIZE.value, _SOURCE.value)
     return decode.prepare(
         target.network, target.params, np.full(size, 2, np.int32), np.ones(size, bool),

@@ -6,7 +6,6 @@ over an array of just the size of those weights.
 """
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,29 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import arms, measure
-from specjax import decode
-from specjax.models import t5
+from experiments import arms, measure, results
+from specjax import analysis, decode
 
 NUM_BYTES = 1 << 28  # larger than the caches
 _TIMES = 30
 _COLUMNS = 1024  # of the array that is read
-
-
-def weight_bytes(config: t5.T5Config, params: Any) -> int:
-    """Bytes of the weights that a plain decoder step reads.
-
-    The decoder's layers without cross-attention's keys and values, which are computed once a source;
-    its bias and norm; the head; and one row of the embedding.
-    """
-    total = params["embedding"].nbytes // config.vocab_size
-    total += params["embedding" if config.tied_head else "head"].nbytes
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        keys = [key.key for key in path]
-        once_a_source = "cross" in keys and keys[-1] in ("k", "v")
-        if keys[0].startswith("decoder") and not once_a_source:
-            total += leaf.nbytes
-    return total
 
 
 def read_bandwidth(num_bytes: int) -> float:
@@ -46,10 +28,9 @@ def read_bandwidth(num_bytes: int) -> float:
     array, vector = jnp.asarray(on_host), jnp.ones(_COLUMNS)
     total, product = jax.jit(jnp.sum), jax.jit(jnp.dot)
     ways: list[Callable[[], Any]] = [lambda: total(array), lambda: product(array, vector)]
-    num_cores = len(os.sched_getaffinity(0))
-    with concurrent.futures.ThreadPoolExecutor(num_cores) as pool:
+    with concurrent.futures.ThreadPoolExecutor(results.num_cores()) as pool:
         if jax.default_backend() == "cpu":
-            parts = np.array_split(on_host.ravel(), num_cores)
+            parts = np.array_split(on_host.ravel(), results.num_cores())
             ways.append(lambda: list(pool.map(np.dot, parts, parts)))
         for way in ways:
             jax.block_until_ready(way())
@@ -65,7 +46,11 @@ def row(requests: Sequence[decode.Prepared], num_tokens: int, repeats: int) -> d
       num_tokens: that they emit together.
     """
     program, params, _ = requests[0]
-    num_bytes = weight_bytes(program.target.config, params.target)
+    call = analysis.decoder_call(
+        program.target.config, num_new=1, batch_size=1, num_source=0, num_cached=0,
+        bytes_per_number=params.target["embedding"].dtype.itemsize,
+    )  # fmt: skip
+    num_bytes = int(call.weights)
     loops = [sum(loop for _, loop in arms.request_seconds(requests)) for _ in range(repeats + 1)][1:]
     ms = measure.Spread.of([1e3 * loop / num_tokens for loop in loops])
     large, alike = read_bandwidth(NUM_BYTES), read_bandwidth(num_bytes)

@@ -5,7 +5,6 @@ decoder step with a cache, which also chooses the token, so that no logits leave
 much the same, but needs an older transformers.) Batch 1, greedy, no padding.
 """
 
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,8 @@ import numpy as np
 import onnxruntime
 import torch
 from torch.nn import functional
+
+from experiments import results
 
 
 class Encoder(torch.nn.Module):
@@ -100,7 +101,7 @@ def runner(
 ) -> Callable[[np.ndarray], list[int]]:
     """Exports a T5 and returns a function from source ids to the ids of the output."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = results.num_cores()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     encoder, step = (
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

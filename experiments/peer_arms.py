@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from experiments import results
 from experiments.peer_cases import Case
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -24,11 +25,6 @@ NO_DRAFT = "not run: random weights, whose drafts are never accepted"
 PACKAGES = ("torch", "ctranslate2", "onnxruntime", "onnx", "onnxscript")
 
 
-def num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def load_torch(directory: str) -> Any:
     """transformers' T5 in torch."""
     import torch
@@ -36,7 +32,7 @@ def load_torch(directory: str) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(num_cores())
+    torch.set_num_threads(results.num_cores())
     model = transformers.T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
     # `generate` makes a cache with a slot per layer of `model.config`, which counts the *encoder's*
     # (transformers 5.24): too few for a deeper decoder, be it the target's or the assistant's. Encoder
@@ -119,7 +115,7 @@ def ctranslate2_arms(case: Case, folder: pathlib.Path) -> Arms:
 
     def arm(compute_type: str) -> Arm:
         translator = ctranslate2.Translator(
-            path, device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=num_cores()
+            path, device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=results.num_cores()
         )
 
         def run(source: int) -> list[int]:

@@ -24,13 +24,17 @@ def write_text(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def hardware() -> str:
     """The machine in words."""
     device = jax.devices()[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"
-    return f"{_cpu_model()}, {cores} cores"
+    return f"{_cpu_model()}, {num_cores()} cores"
 
 
 def _cpu_model() -> str:

@@ -1,5 +1,6 @@
 """What every experiment does first: quiet logs, a console, compiled programs kept; and how it fails."""
 
+import functools
 import os
 import pathlib
 import sys
@@ -10,8 +11,6 @@ from absl import app, flags, logging
 from rich.console import Console
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_seconds: list[float] = []
-_listening: list[bool] = []
 _TRACEBACK = flags.DEFINE_bool("traceback", False, "Where an error came from, beside what it says.")
 
 
@@ -40,18 +39,24 @@ def console() -> Console:
     if jax.config.jax_compilation_cache_dir is None:
         caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(caches / "specjax"))
-    if not _listening:
-        jax.monitoring.register_event_duration_secs_listener(_note)
-        _listening.append(True)
+    _compilations()
     return Console()
 
 
 def compile_seconds() -> float:
     """Seconds that went into compiling, and into reading what was kept, so far."""
-    return sum(_seconds)
+    return sum(_compilations())
 
 
-def _note(event: str, duration_s: float, **about: object) -> None:
-    del about
-    if event == _COMPILED:
-        _seconds.append(duration_s)
+@functools.cache
+def _compilations() -> list[float]:
+    """Seconds of each compilation since the first call; it grows."""
+    seconds: list[float] = []
+
+    def note(event: str, duration_s: float, **about: object) -> None:
+        del about
+        if event == _COMPILED:
+            seconds.append(duration_s)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return seconds

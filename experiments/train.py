@@ -160,11 +160,7 @@ def start_or_resume(
         best = stopping.Best(larger_is_better=_EXPORT_BY.value == "bleu")
         return init_state(params, optimization, seed=_SEED.value, mesh=mesh), best
     state, note = saved.restore(abstract_state(params, optimization, mesh))
-    remedy = "resume with that, or give another --output (with --init_from to keep the weights)"
-    for name, value in identity().items():
-        before = note.get("run", {}).get(name, "another version of this script")
-        if before != value:
-            raise ValueError(f"{name}={value}, but {saved.directory} was trained with {before}: {remedy}")
+    tasks.refuse_another(identity(), note.get("run", {}), saved.directory)
     try:
         batches.set_state(note["data"].encode())
     except ValueError as error:

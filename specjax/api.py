@@ -290,7 +290,8 @@ def generate_all(
         return prepare(target, ids, mask, seed=seeds[list(these)], **options)
 
     request(max(map(len, rows)), [0] * num_refilled)  # whatever cannot be is refused before a journal begins
-    done = corpus.Journal.open(journal, _what_outputs_depend_on(target, rows, seeds, **options))
+    header = {} if journal is None else _what_outputs_depend_on(target, rows, seeds, **options)
+    done = corpus.Journal.open(journal, header)
     left = [i for i in range(len(rows)) if i not in done.records]
     num_emitted, report = 0, on_progress or (lambda done, tokens: None)
     report(len(done.records), num_emitted)

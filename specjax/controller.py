@@ -169,7 +169,9 @@ def adaptive(
     Raises:
       ValueError: a drafter that cannot; costs that do not fit the drafter or are not positive.
     """
-    inner: Any = getattr(drafter, "drafter", drafter)
+    if not isinstance(drafter, BoundDrafter):
+        raise ValueError(f"drafter={drafter!r:.80}: give what specjax.drafters make")
+    inner: Any = drafter.drafter
     if not isinstance(costs, Mapping) or not all(isinstance(k, int) for k in costs):
         raise ValueError(f"costs={costs!r}: give K -> cost of a round, as in {{1: 1.2, 3: 1.5}}")
     if not hasattr(inner, "propose_up_to"):

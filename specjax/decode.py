@@ -184,8 +184,8 @@ def prepare(
         limit=limit,
         seeds=row_seeds(seed, num_rows),
     )
+    _check_mesh(target_params, drafter_params)
     of_cache = getattr(target, "cache_sharding", None)
-    _check_mesh(drafter_params, of_cache and of_cache.mesh)
     if of_cache is not None:
         inputs = sharding.place_rows(inputs, of_cache.mesh, num_rows)
     return Prepared(program, AllParams(target_params, drafter_params), inputs)
@@ -355,12 +355,16 @@ def _check_drafter(target: Network, drafter: Drafter, num_ids: int | None) -> No
             )
 
 
-def _check_mesh(drafter_params: Params, mesh: jax.sharding.Mesh | None) -> None:
-    theirs = sharding.mesh_of(drafter_params)
-    arrays = [x for x in jax.tree.leaves(drafter_params) if not isinstance(x, jax.core.Tracer)]
-    if arrays and theirs != mesh:
+def _check_mesh(target_params: Params, drafter_params: Params) -> None:
+    """Refuses params on two meshes; traced ones lie where the caller has put them."""
+    both = [
+        [x for x in jax.tree.leaves(params) if not isinstance(x, jax.core.Tracer)]
+        for params in (target_params, drafter_params)
+    ]
+    ours, theirs = map(sharding.mesh_of, both)
+    if all(both) and ours != theirs:
         raise ValueError(
-            f"the drafter's params lie on {theirs or 'one device'}, the target's on {mesh or 'one'}: load "
+            f"the drafter's params lie on {theirs or 'one device'}, the target's on {ours or 'one'}: load "
             "the draft with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads with "
             "`load_heads`"
         )
@@ -396,9 +400,7 @@ def row_seeds(seed: Any, num_rows: int) -> jax.Array:
     if seed.shape == (num_rows,):
         return seed
     if seed.shape != ():
-        raise ValueError(
-            f"seed has shape {seed.shape}: give one integer, or one per row or prompt ({num_rows})"
-        )
+        raise ValueError(f"seed has shape {seed.shape}: give one integer, or one per prompt ({num_rows})")
     return jax.vmap(functools.partial(_derived_seed, seed))(jnp.arange(num_rows))
 
 
