@@ -92,7 +92,9 @@ class Case:
             lengths, costs = tuple(range(num_draft + 1)), (1.0, 1.25, 1.7, 2.2)[: num_draft + 1]
             if getattr(drafter, "drafts_trees", False):
                 lengths, costs = (0, drafter.num_draft), (1.0, 1.5)
-            return AdaptiveDrafter(drafter, lengths, costs, self.min_confidence, 0.5, 0.6, 0.5)
+            if self.min_confidence:
+                drafter = dataclasses.replace(drafter, min_confidence=self.min_confidence)
+            return AdaptiveDrafter(drafter, lengths, costs, decay=0.5, prior_alpha=0.6, prior_weight=0.5)
         return exact_law.ArgmaxDrafter(drafter) if self.deterministic else drafter
 
     def program(self) -> rounds.Program:

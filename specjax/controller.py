@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax.drafters import BoundDrafter, EagleDrafter, ModelDrafter
+from specjax.drafters import BoundDrafter
 from specjax.types import Context, Draft, Draws, Params, Round
 
 
@@ -32,9 +32,8 @@ class AdaptableDrafter(Protocol):
     def init(self, params: Params, context: Context, prefix_width: int) -> Any: ...
 
     def propose_up_to(
-        self, params: Params, state: Any, context: Context, draws: Draws | None, wanted: jax.Array,
-        min_confidence: float,
-    ) -> tuple[Draft, Any]: ...  # fmt: skip
+        self, params: Params, state: Any, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, Any]: ...
 
     def commit(self, params: Params, state: Any, round: Round) -> Any: ...
 
@@ -68,14 +67,12 @@ class AdaptiveDrafter:
       inner: what drafts.
       lengths: growing; the last is the inner drafter's K; 0 may be among them.
       costs: of a round of each length, over a plain step: v(K) + K c + o, and 1 for 0.
-      min_confidence: rows stop earlier where q's largest probability is below it.
       decay, prior_alpha, prior_weight: see above.
     """
 
     inner: AdaptableDrafter
     lengths: tuple[int, ...]
     costs: tuple[float, ...]
-    min_confidence: float = 0.0
     decay: float = 0.9
     prior_alpha: float = 0.8
     prior_weight: float = 2.0
@@ -120,9 +117,7 @@ class AdaptiveDrafter:
     ) -> tuple[Draft, AdaptiveState]:
         """Up to each row's own length."""
         wanted = jnp.minimum(self.wanted(state), jnp.maximum(context.room - 1, 0))
-        draft, inner = self.inner.propose_up_to(
-            params, state.inner, context, draws, wanted, self.min_confidence
-        )
+        draft, inner = self.inner.propose_up_to(params, state.inner, context, draws, wanted)
         return draft, state.replace(inner=inner)
 
     def wanted(self, state: AdaptiveState) -> jax.Array:
@@ -163,7 +158,7 @@ def adaptive(
       drafter: such as `drafters.from_model(draft, 8)` or `drafters.eagle_tree(heads)`.
       costs: K -> cost of a round that drafts K tokens, over a plain step; the largest K is the
         drafter's own, and of a tree the only one. 0 (a plain step) is added at cost 1.
-      min_confidence: see the class.
+      min_confidence: a row stops earlier where q's largest probability is below it.
       prior_alpha: the chance of acceptance that a row begins with, from 0 to 1.
 
     Raises:
@@ -186,13 +181,15 @@ def adaptive(
         raise ValueError(f"costs={dict(costs)}: a tree is drafted whole, so give {inner.num_draft} alone")
     if not all(cost > 0 for cost in table.values()):
         raise ValueError(f"costs={dict(costs)}: must be above 0, in units of a plain step")
-    if min_confidence and not isinstance(inner, (ModelDrafter, EagleDrafter)):
+    if min_confidence and not hasattr(inner, "min_confidence"):
         name = type(inner).__name__
         raise ValueError(f"min_confidence={min_confidence}: {name} does not draft step by step; leave it out")
     if not 0 <= min_confidence < 1:
         raise ValueError(f"min_confidence={min_confidence}: must be at least 0 and below 1")
     if not 0 <= prior_alpha <= 1:
         raise ValueError(f"prior_alpha={prior_alpha}: must be in 0..1")
+    if min_confidence:
+        inner = dataclasses.replace(inner, min_confidence=min_confidence)
     prices = tuple(float(table[k]) for k in lengths)
-    made = AdaptiveDrafter(inner, lengths, prices, min_confidence, prior_alpha=prior_alpha)
+    made = AdaptiveDrafter(inner, lengths, prices, prior_alpha=prior_alpha)
     return drafter._replace(drafter=made)

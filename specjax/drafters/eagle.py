@@ -5,7 +5,6 @@ drafts, D depth, k nodes that a level expands, T cache slots, W width of the net
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,38 +15,34 @@ from specjax.drafters import chain, pairs
 from specjax.types import Context, Draft, Draws, Layout, Params, Round, Tree
 
 
+@dataclasses.dataclass(frozen=True)
 class EagleDrafter(pairs.PairChain):
-    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature."""
+    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
+
+    Attributes:
+      network, num_draft: see `pairs.PairChain`.
+      min_confidence: a row stops early by it; see `chain.draw_up_to`.
+    """
+
+    min_confidence: float = 0.0
 
     def run(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
-    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, pairs.PairState]:
         """One call on the new pairs, then as many steps as some row still has use for."""
         hidden, state, ready = pairs.feed(self.network, params, state, context)
-        wanted = jnp.where(ready, wanted, 0)
 
-        def put(draft: Draft, hidden: jax.Array, going: jax.Array, position: Any) -> tuple[Draft, jax.Array]:
-            logits = self.network.head(params, hidden)
-            drawn, confidence = chain.put(draft, logits, context, draws, position)
-            going = going & (position < wanted)
-            if min_confidence:
-                going &= confidence >= min_confidence
-            return drawn.replace(num_drafted=draft.num_drafted + going), going
-
-        def step(carry: tuple) -> tuple:
-            position, draft, hidden, going, cache = carry
-            token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
+        def feed(carry: tuple, token: jax.Array) -> tuple[jax.Array, tuple]:
+            hidden, cache = carry
             layout = tree_lib.chain_layout(cache.length, 1, cache.num_slots)
             hidden, cache = self.network.decode(params, cache, hidden, token, layout)
-            draft, going = put(draft, hidden, going, position)
-            return position + 1, draft, hidden, going, cache
+            return self.network.head(params, hidden), (hidden, cache)
 
-        empty = self.empty(params, state, context, draws)
-        draft, going = put(empty, hidden, jnp.ones_like(ready), 0)
-        carry = (jnp.asarray(1, jnp.int32), draft, hidden, going, state.cache)
-        more = lambda carry: (carry[0] < self.num_draft) & (carry[3] & (carry[0] < wanted)).any()  # noqa: E731
-        _, draft, _, _, cache = jax.lax.while_loop(more, step, carry)
+        empty, logits = self.empty(params, state, context, draws), self.network.head(params, hidden)
+        wanted = jnp.where(ready, wanted, 0)
+        draft, (_, cache) = chain.draw_up_to(
+            empty, logits, (hidden, state.cache), feed, context, draws, wanted, self.min_confidence
+        )
         return draft, state.replace(cache=cache_lib.rollback(cache, state.cache.length))
 
 
@@ -103,10 +98,10 @@ class EagleTreeDrafter:
 
     def propose_up_to(
         self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
+        wanted: jax.Array,
     ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
         """The same for rows that want a tree; none, and no call, where no row does."""
-        del draws, min_confidence
+        del draws
         run = lambda state: self._run(params, context, state)  # noqa: E731
         feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state)[0])

@@ -87,10 +87,10 @@ class MedusaDrafter:
 
     def propose_up_to(
         self, params: Params, state: MedusaState, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
+        wanted: jax.Array,
     ) -> tuple[Draft, MedusaState]:  # fmt: skip
         """The same for rows that want a tree; none, and no call, where no row does."""
-        del draws, min_confidence
+        del draws
         run = functools.partial(self._run, params, context)
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state))
         draft = jax.lax.cond(wanted.max() > 0, run, lambda state: none, state)

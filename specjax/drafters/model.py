@@ -4,7 +4,7 @@ Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
 """
 
 import dataclasses
-from typing import Protocol
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,13 @@ class ModelDrafter:
       network: the draft model. Static.
       num_draft: K.
       share_encoder: use the target's encoder output in place of the draft's own; widths must agree.
+      min_confidence: a row stops early by it; see `chain.draw_up_to`.
     """
 
     network: Network
     num_draft: int
     share_encoder: bool = False
+    min_confidence: float = 0.0
 
     @property
     def max_depth(self) -> int:
@@ -39,17 +41,21 @@ class ModelDrafter:
 
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
-        return init_cache(self, params, context, prefix_width)
+        encoded = encode(self.network, params, context, self.share_encoder)
+        return init_cache(self.network, params, encoded, context, prefix_width, self.num_draft)
 
     def propose(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
     ) -> tuple[Draft, cache_lib.Cache]:
-        """K steps of the draft model; every row drafts K tokens."""
+        """K steps of the draft model; every row drafts K tokens, unless `min_confidence` stops it."""
+        if self.min_confidence:
+            wanted = jnp.full_like(context.length, self.num_draft)
+            return self.propose_up_to(params, cache, context, draws, wanted)
         logits, cache = catch_up(self.network, params, cache, context)
 
         def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             draft, cache = carry
-            logits, cache = self._feed(params, draft, cache, position)
+            logits, cache = self._feed(params, cache, chain.last(draft, position))
             return (chain.put(draft, logits, context, draws, position)[0], cache), None
 
         draft = chain.empty(context, logits, draws, self.num_draft, self.num_draft)
@@ -60,7 +66,7 @@ class ModelDrafter:
 
     def propose_up_to(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
+        wanted: jax.Array,
     ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
         """As many steps as some row still has use for; none, and no call, where no row wants any.
 
@@ -68,32 +74,14 @@ class ModelDrafter:
 
         Args:
           wanted: `[B]`, the most tokens that each row is to draft.
-          min_confidence: a row stops before it draws a token from a q whose largest probability is
-            below this. Stopping depends on q alone and not on what would be drawn: that would
-            change the law.
         """
-
-        def put(carry: tuple, logits: jax.Array, position: jax.typing.ArrayLike) -> tuple:
-            draft, cache, going = carry
-            drawn, confidence = chain.put(draft, logits, context, draws, position)
-            going = going & (position < wanted)
-            if min_confidence:
-                going &= confidence >= min_confidence
-            return drawn.replace(num_drafted=draft.num_drafted + going), cache, going
-
-        def body(carry: tuple) -> tuple:
-            position, (draft, cache, going) = carry
-            logits, cache = self._feed(params, draft, cache, position)
-            return position + 1, put((draft, cache, going), logits, position)
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             cache = feed_missing(self.network, params, cache, context, self.num_draft + 1)
             logits, cache = catch_up(self.network, params, cache, context)
             empty = chain.empty(context, logits, draws, self.num_draft, 0)
-            carry = put((empty, cache, jnp.ones(wanted.shape, bool)), logits, 0)
-            more = lambda carry: (carry[0] < self.num_draft) & (carry[1][2] & (carry[0] < wanted)).any()  # noqa: E731
-            _, (draft, cache, _) = jax.lax.while_loop(more, body, (jnp.asarray(1), carry))
-            return draft, cache
+            feed = functools.partial(self._feed, params)
+            return chain.draw_up_to(empty, logits, cache, feed, context, draws, wanted, self.min_confidence)
 
         def skip(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
@@ -102,10 +90,9 @@ class ModelDrafter:
         return jax.lax.cond(wanted.max() > 0, run, skip, cache)
 
     def _feed(
-        self, params: Params, draft: Draft, cache: cache_lib.Cache, position: jax.Array
+        self, params: Params, cache: cache_lib.Cache, token: jax.Array
     ) -> tuple[jax.Array, cache_lib.Cache]:
-        """Logits `[B, 1, V]` after the draft before `position`."""
-        token = jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
+        """Logits `[B, 1, V]` after one more token `[B, 1]`."""
         logits, _, cache = self.network.decode(params, cache, token)
         return logits, cache
 
@@ -115,28 +102,21 @@ class ModelDrafter:
         return cache_lib.rollback(cache, jnp.minimum(cache.length, round.context.length - 1))
 
 
-class DraftsFromModel(Protocol):
-    """What drafters with a draft model have in common."""
-
-    @property
-    def network(self) -> Network: ...
-
-    @property
-    def num_draft(self) -> int: ...
-
-    @property
-    def share_encoder(self) -> bool: ...
+def encode(network: Network, params: Params, context: Context, share_encoder: bool) -> jax.Array:
+    """The encoder output `[B, S, M]` that a draft model reads: its own, or the target's."""
+    if share_encoder:
+        return context.encoded
+    return network.encode(params, context.source_ids, context.source_mask)
 
 
 def init_cache(
-    drafter: DraftsFromModel, params: Params, context: Context, prefix_width: int
+    network: Network, params: Params, encoded: jax.Array, context: Context, prefix_width: int, num_extra: int
 ) -> cache_lib.Cache:
-    """A draft model's cache after its encoder and the decoder prefix, all but the last token."""
-    network, encoded = drafter.network, context.encoded
-    if not drafter.share_encoder:
-        encoded = network.encode(params, context.source_ids, context.source_mask)
-    # One slot per committed id and one per draft: no write of a round can fall outside.
-    num_slots = context.tokens.shape[1] + drafter.num_draft
+    """A draft model's cache after the decoder prefix, all but its last token.
+
+    It has a slot per committed id and `num_extra` for what a round adds: no write can fall outside.
+    """
+    num_slots = context.tokens.shape[1] + num_extra
     cache = network.init_cache(params, encoded, context.source_mask, num_slots)
     if prefix_width > 1:
         _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])

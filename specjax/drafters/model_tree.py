@@ -56,7 +56,8 @@ class ModelTreeDrafter:
 
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
-        return model.init_cache(self, params, context, prefix_width)
+        encoded = model.encode(self.network, params, context, self.share_encoder)
+        return model.init_cache(self.network, params, encoded, context, prefix_width, self.num_draft)
 
     def propose(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
@@ -66,10 +67,9 @@ class ModelTreeDrafter:
 
     def propose_up_to(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
+        wanted: jax.Array,
     ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
         """The same for rows that want a tree; none, and no call, where no row does."""
-        del min_confidence
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
             cache = model.feed_missing(self.network, params, cache, context, self.max_depth + 1)

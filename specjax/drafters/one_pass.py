@@ -21,11 +21,10 @@ class OnePassDrafter(pairs.PairChain):
     """
 
     def run(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
-    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, pairs.PairState]:
         """One call on the new pairs and K - 1 masks."""
-        del wanted, min_confidence
+        del wanted
         hidden, state, ready = pairs.feed(self.network, params, state, context, self.num_draft - 1)
         logits = self.network.head(params, hidden)
         draft = self.empty(params, state, context, draws)

@@ -155,9 +155,8 @@ class PairChain(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array,
-        min_confidence: float = 0.0,
-    ) -> tuple[Draft, PairState]:  # fmt: skip
+        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, PairState]:
         """Feeds the pairs and drafts: for rows that want less, more than they want will do."""
 
     def init(self, params: Params, context: Context, prefix_width: int) -> PairState:
@@ -172,11 +171,10 @@ class PairChain(abc.ABC):
         return self.run(params, state, context, draws, jnp.full_like(context.length, self.num_draft))
 
     def propose_up_to(
-        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array,
-        min_confidence: float = 0.0,
-    ) -> tuple[Draft, PairState]:  # fmt: skip
+        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, PairState]:
         """Up to `wanted` `[B]`; no call where no row wants any. See `ModelDrafter.propose_up_to`."""
-        run = lambda state: self.run(params, state, context, draws, wanted, min_confidence)  # noqa: E731
+        run = lambda state: self.run(params, state, context, draws, wanted)  # noqa: E731
         feed_only = lambda state: feed(self.network, params, state, context).state  # noqa: E731
         nothing = self.empty(params, state, context, draws)
         return draft_if_wanted(run, feed_only, nothing, state, wanted)

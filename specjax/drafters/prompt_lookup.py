@@ -72,11 +72,9 @@ class PromptLookupDrafter:
         return Draft(at(text), going.sum(axis=1, dtype=jnp.int32), None), None
 
     def propose_up_to(
-        self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array,
-        min_confidence: float = 0.0,
-    ) -> tuple[Draft, None]:  # fmt: skip
-        """The same, cut to `wanted` `[B]`; copies have no q to be confident by."""
-        del min_confidence
+        self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, None]:
+        """The same, cut to `wanted` `[B]`."""
         draft, state = self.propose(params, state, context, draws)
         return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
 

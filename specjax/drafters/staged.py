@@ -120,12 +120,9 @@ class StagedDrafter:
 
     def init(self, params: StagedParams, context: Context, prefix_width: int) -> StagedState:
         """Encodes the sources for both, and feeds the decoder prefix."""
-        encoded = self.network.encode(params.draft, context.source_ids, context.source_mask)
-        num_slots = context.tokens.shape[1] + self.num_draft + self.inner.num_draft + 1
-        cache = self.network.init_cache(params.draft, encoded, context.source_mask, num_slots)
-        if prefix_width > 1:
-            _, _, cache = self.network.decode(params.draft, cache, context.tokens[:, : prefix_width - 1])
-        cache = cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+        encoded = model.encode(self.network, params.draft, context, share_encoder=False)
+        num_extra = self.num_draft + self.inner.num_draft + 1
+        cache = model.init_cache(self.network, params.draft, encoded, context, prefix_width, num_extra)
         inner = self.inner.init(params.inner, _lengthened(context, self.num_draft, encoded), prefix_width)
         return StagedState(cache, inner)
 
@@ -137,10 +134,9 @@ class StagedDrafter:
 
     def propose_up_to(
         self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None,
-        wanted: jax.Array, min_confidence: float = 0.0,
+        wanted: jax.Array,
     ) -> tuple[Draft, StagedState]:  # fmt: skip
         """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
-        del min_confidence
         run = functools.partial(self._run, params, context, draws, wanted)
         nothing = self._empty(params, state, context, draws)
         return jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
