@@ -9,22 +9,7 @@
 #   PYTHON=python3.12 bash scripts/demo.sh    the Python that makes a new environment
 set -euo pipefail
 
-root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-venv="${VENV:-$root/.venv}"
-case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
-cd -- "$root"
-
-if [ ! -x "$venv/bin/python" ]; then
-  echo "demo.sh: making a virtual environment in $venv"
-  "${PYTHON:-python3}" -m venv "$venv"
-fi
-# The stamp makes a second run start at once, and without a network.
-stamp="$venv/.specjax-dev"
-if [ ! -e "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ "$(cat -- "$stamp")" != "$root" ]; then
-  echo "demo.sh: installing specjax and its development tools; the first time takes a few minutes"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-  printf '%s\n' "$root" >"$stamp"
-fi
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 echo "demo.sh: python -m experiments.generate --flagfile=configs/demo.flags $*"
 exec "$venv/bin/python" -m experiments.generate --flagfile=configs/demo.flags "$@"
