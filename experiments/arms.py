@@ -14,15 +14,17 @@ from rich.console import Console
 from experiments import measure, progress
 from specjax import acceptance, api, decode, sharding
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
+from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule, Generation
 
 
 def requests(
-    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], *, batch_size: int,
+    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], *, batch_size: int,
     sampling: Sampling | None, max_new_tokens: int, seed: int, truncate: bool = False,
     rule: AcceptanceRule = acceptance.speculative,
-) -> list[decode.Prepared]:  # fmt: skip
+) -> list[Request]:  # fmt: skip
     """One checked request per batch; the last is filled up with copies of the last source.
 
     All sources are padded to one width, so that there is one program to compile. A source's seed is
@@ -31,7 +33,7 @@ def requests(
     sources = [*sources, *[sources[-1]] * (-len(sources) % batch_size)]
     ids, mask = api.encode_sources(target, sources, truncate)
 
-    def request(first: int) -> decode.Prepared:
+    def request(first: int) -> Request:
         rows = slice(first, first + batch_size)
         return api.prepare(
             target, ids[rows], mask[rows], drafter=drafter, rule=rule, sampling=sampling,
@@ -41,7 +43,7 @@ def requests(
     return [request(first) for first in range(0, len(sources), batch_size)]
 
 
-def decode_one(request: decode.Prepared) -> Generation:
+def decode_one(request: Request) -> Generation:
     """Prefill and loop as two programs, so that the loop can be timed alone."""
     program, params, inputs = request
     return decode.jitted_finish(
@@ -49,7 +51,7 @@ def decode_one(request: decode.Prepared) -> Generation:
     )
 
 
-def decode_all(batches: Sequence[decode.Prepared], num_rows: int, label: str, console: Console) -> Generation:
+def decode_all(batches: Sequence[Request], num_rows: int, label: str, console: Console) -> Generation:
     """Decodes every batch, with a progress bar; the first `num_rows` rows in one `Generation`."""
     done = []
     for request in progress.track(batches, len(batches), label, console):
@@ -82,7 +84,7 @@ class Timing:
 
 
 def time_arms(
-    plain: Sequence[decode.Prepared], speculative: Sequence[decode.Prepared], num_rows: int, repeats: int,
+    plain: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int,
     console: Console,
 ) -> Timing:  # fmt: skip
     """Times prefill and loop of every request, the arms taking turns.
@@ -117,7 +119,7 @@ def time_arms(
     )
 
 
-def request_seconds(requests: Sequence[decode.Prepared]) -> list[tuple[float, float]]:
+def request_seconds(requests: Sequence[Request]) -> list[tuple[float, float]]:
     """Seconds of prefill and of the loop of each request."""
     seconds = []
     for program, params, inputs in requests:
@@ -153,13 +155,13 @@ class Trial:
     """What drafters cost and bring on the first sources."""
 
     def __init__(
-        self, build: Callable[[BoundDrafter | None], list[decode.Prepared]], sampled: bool, console: Console
+        self, build: Callable[[BoundDrafter | None], list[Request]], sampled: bool, console: Console
     ):
         """`build` gives the requests of a drafter (None: of the target alone) on those sources."""
         self._build, self._sampled, self._console = build, sampled, console
 
     @functools.cached_property
-    def _plain(self) -> list[decode.Prepared]:
+    def _plain(self) -> list[Request]:
         return self._build(None)
 
     @functools.cached_property
@@ -185,7 +187,7 @@ class Trial:
         return bool(multihost_utils.broadcast_one_to_all(timing.speedup.low) > 1)
 
     @staticmethod
-    def _count(requests: Sequence[decode.Prepared]) -> tuple[float, float]:
+    def _count(requests: Sequence[Request]) -> tuple[float, float]:
         """Tokens a round of a batch, and alpha."""
         stats = [sharding.fetch(decode_one(request).stats) for request in requests]
         emitted, accepted, tested = (
@@ -195,7 +197,7 @@ class Trial:
         return emitted / max(sum(int(s.num_rounds.max()) for s in stats), 1), accepted / max(tested, 1.0)
 
 
-def round_costs(request: decode.Prepared, sampled: bool, console: Console) -> measure.RoundCosts:
+def round_costs(request: Request, sampled: bool, console: Console) -> measure.RoundCosts:
     """The parts of a round, on a request's own state."""
     program, params, inputs = request
     with console.status("timing the parts of a round (four small programs to compile)"):

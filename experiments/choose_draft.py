@@ -19,10 +19,14 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, measure, progress, results, start
+from experiments import arms, list_flags, measure, progress, results, start
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
+from specjax.models import convert
+from specjax.request import Request
 from specjax.sampling import Sampling
+from specjax.texts import check_tokenizers
 from specjax.training import distillation, loop, losses
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
@@ -37,14 +41,16 @@ _MEASURE = flags.DEFINE_integer(
     "measure", 0, "Timed turns of every candidate at its best K; 0: none.", lower_bound=0
 )
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
-_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
 def build(
-    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
-) -> list[decode.Prepared]:
+    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+) -> list[Request]:
     """The requests of one arm, a source each."""
     return arms.requests(
         target, drafter, sources, batch_size=1, sampling=Sampling(temperature=temperature),
@@ -53,27 +59,27 @@ def build(
 
 
 def own_outputs(
-    console: Console, target: api.Model, sources: Sequence[str], temperature: float
+    console: Console, target: Model, sources: Sequence[str], temperature: float
 ) -> list[data.Pair]:
     """Source ids and what the target itself says."""
     source_ids, source_mask = api.encode_sources(target, sources)
     pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
     label = f"the target's outputs at temperature {temperature:g}"
-    return distillation.generate_targets(
-        target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-        max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=25, num_ids=api.num_ids(target),
-        track=lambda firsts: progress.track(firsts, len(firsts), label, console),
-    )  # fmt: skip
+    with progress.tokens(len(pairs), label, console) as report:
+        return distillation.generate_targets(
+            target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
+            max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24, num_ids=target.num_ids, on_progress=report,
+        )  # fmt: skip
 
 
 def acceptance_chances(
-    target: api.Model, draft: api.Model, said: Sequence[data.Pair], temperature: float
+    target: Model, draft: Model, said: Sequence[data.Pair], temperature: float
 ) -> tuple[list[np.ndarray], float]:
     """The chance that each token of the target's outputs was an accepted draft, one array an output.
 
     Beside them their expected alpha, the mean over positions of the sum of min(p, q).
     """
-    num_ids, greedy = api.num_ids(target), temperature < sampling.GREEDY_BELOW
+    num_ids, greedy = target.num_ids, temperature < sampling.GREEDY_BELOW
 
     @jax.jit
     def chances_of(params: tuple[Any, Any], batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -87,7 +93,7 @@ def acceptance_chances(
 
     found = []
     for pair in said:
-        shape = tuple(data.bucket(len(ids), distillation.WIDTHS) for ids in (pair.source, pair.target))
+        shape = tuple(data.bucket(len(ids), data.SOURCE_BUCKETS) for ids in (pair.source, pair.target))
         batch = dataclasses.asdict(data.make_batch([pair], shape))
         both = chances_of((target.params, draft.params), batch)
         found.append([np.asarray(x)[0, : len(pair.target)] for x in both])
@@ -95,7 +101,7 @@ def acceptance_chances(
 
 
 def candidate(
-    console: Console, target: api.Model, name: str, draft: api.Model, temperature: float,
+    console: Console, target: Model, name: str, draft: Model, temperature: float,
     sources: Sequence[str], said: Sequence[data.Pair], verify: dict[int, float],
 ) -> dict[str, Any]:  # fmt: skip
     """One row: what a draft would bring at its best K."""
@@ -122,14 +128,14 @@ def candidate(
     }  # fmt: skip
 
 
-def num_params(model: api.Model) -> int:
+def num_params(model: Model) -> int:
     return sum(x.size for x in jax.tree.leaves(model.params))
 
 
-def memory_row(target: api.Model, name: str, draft: api.Model, num_source: int) -> dict[str, Any]:
+def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
     """What the pair takes at batch 1 in the target's dtype, and what sharing would save."""
     size = jnp.dtype(target.config.dtype).itemsize
-    num_draft = max(int(k) for k in _NUM_DRAFT.value)
+    num_draft = max(list_flags.counts("num_draft", _NUM_DRAFT.value))
     parts = {}
     for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
         parts[who] = analysis.memory(
@@ -154,7 +160,7 @@ def _flat(params: Any) -> list[tuple[str, Any]]:
 
 
 def run_measured(
-    console: Console, target: api.Model, draft: api.Model, row: dict[str, Any], sources: Sequence[str]
+    console: Console, target: Model, draft: Model, row: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
     """The speed-up of a row's K, run in turns with the target alone."""
     temperature, num_draft = row["temperature"], row["num_draft"]
@@ -171,7 +177,7 @@ def run_measured(
 
 
 def rank(
-    console: Console, target: api.Model, candidates: dict[str, api.Model], sources: Sequence[str],
+    console: Console, target: Model, candidates: dict[str, Model], sources: Sequence[str],
     temperature: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of one temperature, the best candidate first."""
@@ -179,7 +185,7 @@ def rank(
     with console.status("timing target calls on K + 1 tokens"):
         program, params, inputs = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
         state = decode.jitted_prefill(program, params, **inputs)
-        ks = [int(k) for k in _NUM_DRAFT.value]
+        ks = list_flags.counts("num_draft", _NUM_DRAFT.value)
         verify = measure.verify_costs(program, params, state, temperature >= sampling.GREEDY_BELOW, ks)
     rows = [
         candidate(console, target, name, draft, temperature, sources, said, verify)
@@ -200,7 +206,7 @@ def main(argv: list[str]) -> None:
         target = specjax.load(_TARGET.value, _DTYPE.value)
         candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
     for draft in candidates.values():
-        api.check_tokenizers(target.tokenizer, draft.tokenizer)
+        check_tokenizers(target.tokenizer, draft.tokenizer)
     lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
     sources = [_PREFIX.value + line for line in lines[: _NUM_EXAMPLES.value]]
     if not sources:

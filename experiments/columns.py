@@ -8,8 +8,9 @@ import jax
 from absl import flags
 
 from experiments import arms, options
-from specjax import acceptance, api, controller, drafters, rounds
+from specjax import acceptance, controller, drafters, loading, rounds
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
 from specjax.models import heads_io
 
 _COLUMNS = flags.DEFINE_list(
@@ -30,23 +31,23 @@ _HEADS = flags.DEFINE_multi_string(
 class _Sources(NamedTuple):
     """What a drafter can be made of."""
 
-    target: api.Model
-    draft: api.Model | None
+    target: Model
+    draft: Model | None
     column: str
     trial: arms.Trial | None
 
-    def model(self) -> api.Model:
+    def model(self) -> Model:
         if self.draft is None:
             raise ValueError(f"--num_draft={self.column} needs a draft model, and none is given")
         return self.draft
 
-    def heads(self, kind: str) -> api.LoadedHeads:
+    def heads(self, kind: str) -> loading.LoadedHeads:
         """Those of --heads that are of this kind, for this target."""
         fingerprint = heads_io.fingerprint(self.target.params)
         for directory in _HEADS.value:
             config, made_for = heads_io.read_config(directory)
             if (config.kind, made_for) == (kind, fingerprint):
-                return api.load_heads(directory, self.target)
+                return loading.load_heads(directory, self.target)
         raise ValueError(
             f"--num_draft={self.column} needs {kind} heads of this target; --heads={_HEADS.value} has none: "
             "train some with `python -m experiments.train_heads`"
@@ -94,7 +95,7 @@ _KINDS = {
     "chain": _Kind(lambda s, k: drafters.from_model(s.model(), k)),
     "tree": _Kind(lambda s, *branching: drafters.tree_from_model(s.model(), branching), is_tree=True),
     "staged": _Kind(lambda s, k, copied: s.staged(k, copied), all_alike=False, num_sizes=2),
-    "int8": _Kind(lambda s, k: drafters.from_model(api.int8(s.target), k), needs_draft=False),
+    "int8": _Kind(lambda s, k: drafters.from_model(loading.int8(s.target), k), needs_draft=False),
     "lookup": _Kind(lambda s, k: drafters.prompt_lookup(k), all_alike=False, needs_draft=False),
     "lookahead": _Kind(lambda s, *sizes: drafters.lookahead(*sizes), is_tree=True, needs_draft=False),
     "medusa": _Kind(
@@ -176,7 +177,7 @@ def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
 
 
 def drafter(
-    target: api.Model, draft: api.Model | None, column: str, trial: arms.Trial | None = None
+    target: Model, draft: Model | None, column: str, trial: arms.Trial | None = None
 ) -> BoundDrafter | None:
     """The drafter of one column; see --num_draft. None: an adaptive one that does not pay.
 

@@ -24,9 +24,11 @@ from rich.console import Console
 import specjax
 from experiments import arms as arms_lib
 from experiments import outputs, results, start, tasks
-from specjax import api, data
+from specjax import data
+from specjax.loading import Model
 from specjax.models import convert, t5
 from specjax.sampling import Sampling
+from specjax.texts import check_tokenizers
 from specjax.training import checkpoints, distillation, loop, losses, stopping
 from specjax.training.optimization import Optimization
 from specjax.training.state import TrainState, abstract_state, init_state
@@ -43,13 +45,15 @@ _ARMS = flags.DEFINE_list(
 _NUM_SEQUENCES = flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
 _NUM_HELD_OUT = flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
 _NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Test sources.")
-_STEPS = flags.DEFINE_integer("num_steps", 1000, "Steps of each arm.")
+_STEPS = flags.DEFINE_integer("num_steps", 1000, "Steps of each arm.", lower_bound=1)
 _RATE = flags.DEFINE_float("learning_rate", 5e-3, "Peak rate of Adafactor, relative to a parameter's size.")
-_WARMUP = flags.DEFINE_integer("warmup_steps", 50, "Steps of linear warm-up; then cosine to zero.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K of the measured alpha and tau.")
-_REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_WARMUP = flags.DEFINE_integer(
+    "warmup_steps", 50, "Steps of linear warm-up; then cosine to zero.", lower_bound=0
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.", lower_bound=1)
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K of the measured alpha and tau.", lower_bound=1)
+_REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints, results.json, table.md, plot.")
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory for the best draft (bfloat16).")
 
@@ -89,7 +93,7 @@ def max_new_tokens() -> int:
 
 
 def generated_pairs(
-    console: Console, target: api.Model, draft: api.Model, pairs: Sequence[data.Pair], name: str,
+    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
     temperature: float,
 ) -> list[data.Pair]:  # fmt: skip
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
@@ -100,7 +104,7 @@ def generated_pairs(
 
 
 def evaluation_batches(
-    console: Console, target: api.Model, draft: api.Model, pairs: Sequence[data.Pair], name: str,
+    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
     temperature: float,
 ) -> list[data.Batch]:  # fmt: skip
     said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
@@ -122,10 +126,10 @@ def parse_arm(arm: str) -> tuple[str, str]:
     return objective, sequences
 
 
-def make_step(target: api.Model, draft: api.Model, optimization: Optimization, like: TrainState) -> Any:
+def make_step(target: Model, draft: Model, optimization: Optimization, like: TrainState) -> Any:
     """A step of all arms: `(Arms, batch) -> (Arms, mean loss)`."""
     module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
-    num_ids = api.num_ids(target)
+    num_ids = target.num_ids
     teacher = distillation.make_teacher(target.module, target.params, num_ids)
     on_policy = distillation.make_on_policy(draft.network, max_new_tokens(), num_ids)
     parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
@@ -163,7 +167,7 @@ def make_step(target: api.Model, draft: api.Model, optimization: Optimization, l
 
 
 def evaluate(
-    target: api.Model, acceptance: Any, params: Any, sampled: list[data.Batch], greedy: list[data.Batch]
+    target: Model, acceptance: Any, params: Any, sampled: list[data.Batch], greedy: list[data.Batch]
 ) -> dict[str, float]:
     """Chances of acceptance where the target goes: on its samples, and on its greedy outputs."""
     return {
@@ -172,7 +176,7 @@ def evaluate(
     }
 
 
-def measured(console: Console, target: api.Model, draft: api.Model, texts: Sequence[str]) -> dict[str, float]:
+def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]) -> dict[str, float]:
     """alpha and tau of real decoding at temperature 0 and 1."""
     row = {}
     for temperature in (0.0, 1.0):
@@ -206,7 +210,7 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
 
 
 def train(
-    console: Console, target: api.Model, draft: api.Model, saved: checkpoints.Checkpoints, acceptance: Any
+    console: Console, target: Model, draft: Model, saved: checkpoints.Checkpoints, acceptance: Any
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
     """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
     train_split, validation_split, _ = _SPLITS.value
@@ -269,7 +273,7 @@ def train(
 
 
 def judge(
-    console: Console, target: api.Model, draft: api.Model, kept: dict[str, Any], acceptance: Any
+    console: Console, target: Model, draft: Model, kept: dict[str, Any], acceptance: Any
 ) -> list[dict[str, Any]]:
     """Every arm's best step, and the draft it all began with, on the test split."""
     test = tasks.read(_SPLITS.value[2], _NUM_TEST.value)
@@ -299,8 +303,8 @@ def main(argv: list[str]) -> None:
     saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
     with console.status("loading"):
         target, draft = (specjax.load(name, "float32") for name in (_TARGET.value, _DRAFT.value))
-    api.check_tokenizers(target.tokenizer, draft.tokenizer)
-    acceptance = distillation.make_acceptance(target.module, draft.module, api.num_ids(target))
+    check_tokenizers(target.tokenizer, draft.tokenizer)
+    acceptance = distillation.make_acceptance(target.module, draft.module, target.num_ids)
     kept, history, best = train(console, target, draft, saved, acceptance)
     output = pathlib.Path(_OUTPUT.value)
     plot(output / "distill.png", history)

@@ -31,7 +31,7 @@ from specjax.sampling import Sampling
 from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
 
 NUM_CONTEXTS = 1009  # a prime: rows of a table
-NUM_ROWS = 4096  # of every call that they suffice for: calls of one shape compile their primitives once
+NUM_ROWS = 16384  # of every call that they suffice for: calls of one shape compile their primitives once
 GARBAGE = 99.0  # what slots hold before anything is written
 
 

@@ -27,12 +27,25 @@ from rich.console import Console
 from rich.markup import escape
 
 import specjax
-from experiments import arms, columns, measure, meshes, options, progress, results, round_trace, start
+from experiments import (
+    arms,
+    columns,
+    list_flags,
+    measure,
+    meshes,
+    options,
+    progress,
+    results,
+    round_trace,
+    start,
+)
 from experiments import rows as rows_lib
-from specjax import api, data, decode, sampling, sharding
+from specjax import api, data, sampling, sharding
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
 from specjax.models import convert
-from specjax.texts import MAX_SOURCE_LENGTH
+from specjax.request import Request
+from specjax.texts import MAX_SOURCE_LENGTH, check_tokenizers
 from specjax.types import Generation
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
@@ -45,7 +58,9 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.",
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
-_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
@@ -74,8 +89,8 @@ def read_sources() -> list[str]:
 
 
 def build(
-    target: api.Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
-) -> list[decode.Prepared]:
+    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+) -> list[Request]:
     """The batches of one arm."""
     return arms.requests(
         target, drafter, sources, batch_size=_BATCH_SIZE.value, sampling=options.sampling(temperature),
@@ -84,9 +99,7 @@ def build(
     )  # fmt: skip
 
 
-def run_arm(
-    batches: list[decode.Prepared], num_rows: int, name: str, console: Console
-) -> tuple[Generation, float]:
+def run_arm(batches: list[Request], num_rows: int, name: str, console: Console) -> tuple[Generation, float]:
     """Compiles, then decodes all; returns what came out and the seconds of the first call."""
     with console.status(f"compiling: {name}"):
         first_s = measure.seconds(lambda: arms.decode_one(batches[0]))
@@ -114,7 +127,7 @@ def show_rows(
 
 
 def show_rounds(
-    console: Console, target: api.Model, drafter: BoundDrafter, sources: Sequence[str], temperature: float
+    console: Console, target: Model, drafter: BoundDrafter, sources: Sequence[str], temperature: float
 ) -> None:
     """Draws the rounds of the first --show_rounds sources."""
     requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
@@ -147,7 +160,7 @@ def _aligned() -> tuple[list[str], list[str]]:
 
 
 def compare(
-    console: Console, target: api.Model, draft: api.Model | None, sources: list[str], temperature: float
+    console: Console, target: Model, draft: Model | None, sources: list[str], temperature: float
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
     console.rule(f"temperature {temperature:g}")
@@ -185,7 +198,7 @@ def compare(
     return rows, texts
 
 
-def target_alone(console: Console, target: api.Model, sources: list[str]) -> tuple[list[dict], list[str]]:
+def target_alone(console: Console, target: Model, sources: list[str]) -> tuple[list[dict], list[str]]:
     """Without a draft: the target's text, and its quality."""
     temperature = float(_TEMPERATURE.value[0])
     plain, _ = run_arm(build(target, None, sources, temperature), len(sources), "target alone", console)
@@ -202,7 +215,7 @@ def target_alone(console: Console, target: api.Model, sources: list[str]) -> tup
 
 
 def once(
-    console: Console, target: api.Model, draft: api.Model | None, sources: list[str]
+    console: Console, target: Model, draft: Model | None, sources: list[str]
 ) -> tuple[list[dict], list[str]]:
     """Every source once, by the first of --num_draft and --temperature."""
     column, temperature = columns.columns()[0], float(_TEMPERATURE.value[0])
@@ -236,7 +249,7 @@ def once(
     return [row], output.texts
 
 
-def load(console: Console, mesh: Mesh | None) -> tuple[api.Model, api.Model | None]:
+def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
     """Target and draft; on a mesh, what they will take of each device is said first."""
     wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
     wanted = {who: (name, rules) for who, (name, rules) in wanted.items() if name}
@@ -260,7 +273,8 @@ def main(argv: list[str]) -> None:
     lines = read_sources()
     references()
     columns.check()
-    temperatures = options.numbers("temperature", _TEMPERATURE.value)
+    options.rule()
+    temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
     started = time.perf_counter()
     target, draft = load(console, mesh)
     sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
@@ -274,7 +288,7 @@ def main(argv: list[str]) -> None:
     elif draft is None and not columns.some_need_no_draft():
         rows, texts = target_alone(console, target, sources)
     else:
-        api.check_tokenizers(target.tokenizer, draft and draft.tokenizer)
+        check_tokenizers(target.tokenizer, draft and draft.tokenizer)
         runs = [compare(console, target, draft, sources, temperature) for temperature in temperatures]
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     title = "target alone against speculative decoding" if _COMPARE.value else "every source once"

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, sampling, sharding
+from specjax import sampling, sharding
+from specjax.request import Request
 from specjax.types import Generation
 
 NEAR_TIE = 1e-4  # float32 top-2 margin of the logits, below which a difference is a near tie
@@ -37,9 +38,7 @@ class Difference:
         return self.margin < NEAR_TIE
 
 
-def differences(
-    plain: Generation, speculative: Generation, batches: list[decode.Prepared]
-) -> list[Difference]:
+def differences(plain: Generation, speculative: Generation, batches: list[Request]) -> list[Difference]:
     """The rows of two greedy runs that differ, with the target's margin at each first difference."""
     found = []
     for row in np.flatnonzero((plain.tokens != speculative.tokens).any(1)):
@@ -57,7 +56,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
-def margin(request: decode.Prepared, before: Sequence[int] | np.ndarray, index: int) -> float:
+def margin(request: Request, before: Sequence[int] | np.ndarray, index: int) -> float:
     """The top-2 margin of what the target decides by after the tokens `before` of row `index`."""
     program, params, inputs = request
     # The row in all rows: a mesh that divides them wants as many.

@@ -39,9 +39,11 @@ _PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Which parts to
 _TARGET = flags.DEFINE_string("target", None, "Trained target of part 2.")
 _DRAFT = flags.DEFINE_string("draft", None, "Its draft.")
 _SOURCES = flags.DEFINE_multi_string("source", [], "A source of part 2; several.")
-_NUM_DRAWS = flags.DEFINE_integer("num_draws", 65536, "Draws of a test, over all sources together.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.")
+_NUM_DRAWS = flags.DEFINE_integer(
+    "num_draws", 65536, "Draws of a test, over all sources together.", lower_bound=1
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
 
 NUM_CONTROLS = len({(bug.shows == "greedy", bug.case) for bug in planted_bugs.BUGS.values()})

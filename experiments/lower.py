@@ -16,29 +16,30 @@ import numpy as np
 from absl import flags
 
 from experiments import meshes, results, shapes, start
-from specjax import api, decode, sharding
+from specjax import decode, loading, sharding
 from specjax.drafters import ModelDrafter
-from specjax.models import t5
+from specjax.models import convert, t5
+from specjax.request import Request, prepare
 from specjax.sampling import Sampling
 
 _SHAPES = sorted(t5.PRESETS)
 _TARGET = flags.DEFINE_enum("target", "t5-v1_1-xxl", _SHAPES, "Shape of the target.")
 _DRAFT = flags.DEFINE_enum("draft", "t5-small", _SHAPES, "Shape of the draft, whole on every device.")
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.")
-_DTYPE = flags.DEFINE_string("dtype", "bfloat16", "Of weights and computation.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows, over all devices.")
-_SOURCE = flags.DEFINE_integer("source_length", 512, "Source tokens.")
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of a row.")
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows, over all devices.", lower_bound=1)
+_SOURCE = flags.DEFINE_integer("source_length", 512, "Source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of a row.", lower_bound=1)
 _PLATFORMS = flags.DEFINE_list("platforms", ["tpu", "cuda"], "What to lower for.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
-def request(mesh: jax.sharding.Mesh) -> decode.Prepared:
+def request(mesh: jax.sharding.Mesh) -> Request:
     """The program and its inputs; the params are shapes."""
-    target = api.outline(shapes.shape(_TARGET.value, _DTYPE.value), mesh)
-    draft = api.outline(shapes.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED)
+    target = loading.outline(shapes.shape(_TARGET.value, _DTYPE.value), mesh)
+    draft = loading.outline(shapes.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED)
     size = (_BATCH_SIZE.value, _SOURCE.value)
-    return decode.prepare(
+    return prepare(
         target.network, target.params, np.full(size, 2, np.int32), np.ones(size, bool),
         drafter=ModelDrafter(draft.network, _NUM_DRAFT.value), drafter_params=draft.params,
         sampling=Sampling(temperature=1.0), max_new_tokens=_NEW_TOKENS.value, seed=0,

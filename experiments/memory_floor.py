@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import arms, measure, results
-from specjax import analysis, decode
+from specjax import analysis
+from specjax.request import Request
 
 NUM_BYTES = 1 << 28  # larger than the caches
 _TIMES = 30
@@ -38,7 +39,7 @@ def read_bandwidth(num_bytes: int) -> float:
     return on_host.nbytes / best_s
 
 
-def row(requests: Sequence[decode.Prepared], num_tokens: int, repeats: int) -> dict[str, Any]:
+def row(requests: Sequence[Request], num_tokens: int, repeats: int) -> dict[str, Any]:
     """What plain decoding, encoders excluded, takes over the floor.
 
     Args:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments import start as start_lib
-from specjax import analysis, api, sharding
+from specjax import analysis, loading, sharding
 from specjax.models import t5
 
 _MESH = flags.DEFINE_string("mesh", None, "DATAxMODEL, as in 2x4: decode on that many devices.")
@@ -78,7 +78,7 @@ def show_memory(
     sharding.check_rows(mesh, batch_size)
     rows: list[dict[str, object]] = []
     for name, config, rules, num_new in models:
-        model = api.outline(config, mesh, rules)
+        model = loading.outline(config, mesh, rules)
         parts = analysis.memory_per_device(
             config, model.params, sharding.of_cache(mesh, rules), batch_size=batch_size,
             num_source=num_source, num_slots=num_slots, num_new=num_new,

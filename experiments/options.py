@@ -1,6 +1,6 @@
 """Flags for how rows choose and drafts are judged, shared by the experiments that decode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from absl import flags
 
@@ -20,21 +20,6 @@ _OPTIONS = {
     "repetition_penalty": flags.DEFINE_float("repetition_penalty", None, "Above 1: repeats less."),
     "min_new_tokens": flags.DEFINE_integer("min_new_tokens", None, "No end token before so many tokens."),
 }
-
-
-def numbers(flag: str, values: Sequence[str]) -> list[float]:
-    """The numbers of a list flag.
-
-    Raises:
-      ValueError: there are none, or one is no number.
-    """
-    try:
-        found = [float(value) for value in values]
-    except ValueError as error:
-        raise ValueError(f"--{flag}={','.join(values)}: give numbers, as in --{flag}=0,1") from error
-    if not found:
-        raise ValueError(f"--{flag} is empty: give at least one number")
-    return found
 
 
 def sampling(temperature: float) -> Sampling:

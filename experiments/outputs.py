@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from experiments import progress, results, tasks
-from specjax import api, data
+from specjax import data
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
 from specjax.training import distillation
 
 
 def said(
-    console: Console, target: api.Model, target_name: str, pairs: Sequence[data.Pair], path: pathlib.Path, *,
+    console: Console, target: Model, target_name: str, pairs: Sequence[data.Pair], path: pathlib.Path, *,
     temperature: float, seed: int, drafter: BoundDrafter | None = None,
 ) -> list[data.Pair]:  # fmt: skip
     """The pairs with the target's outputs in place of their targets; those in the file, if it is of them.
@@ -36,11 +37,11 @@ def said(
         if document["key"] == key:
             return [data.Pair(p.source, ids) for p, ids in zip(pairs, document["ids"], strict=True)]
     label = f"the target's outputs, {path.stem}"
-    made = distillation.generate_targets(
-        target.network, target.params, pairs, temperature=temperature, seed=seed, max_new_tokens=limit,
-        num_ids=api.num_ids(target), drafter=drafter,
-        track=lambda firsts: progress.track(firsts, len(firsts), label, console),
-    )  # fmt: skip
+    with progress.tokens(len(pairs), label, console) as report:
+        made = distillation.generate_targets(
+            target.network, target.params, pairs, temperature=temperature, seed=seed, max_new_tokens=limit,
+            num_ids=target.num_ids, drafter=drafter, on_progress=report,
+        )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(path, json.dumps({"key": key, "ids": [pair.target for pair in made]}))
     return made

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import arms, exact_law, sampled_law
-from specjax import acceptance, api, decode, rounds
+from specjax import acceptance, decode, rounds
 from specjax.drafters import BoundDrafter
+from specjax.loading import Model
+from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
 
@@ -25,13 +27,13 @@ MIN_PROBABILITY = 1e-9  # first tokens rarer than this are not followed to a sec
 class Pair:
     """A target, its draft, and the sources that are decoded."""
 
-    target: api.Model
-    draft: api.Model
+    target: Model
+    draft: Model
     sources: Sequence[str]
 
     def request(
         self, source: str, drafter: BoundDrafter | None, rule: AcceptanceRule, sampling: Sampling
-    ) -> decode.Prepared:
+    ) -> Request:
         """One row, its source decoded."""
         (request,) = arms.requests(
             self.target, drafter, [source], batch_size=1, sampling=sampling, max_new_tokens=LIMIT, seed=0,
@@ -94,7 +96,7 @@ def _two_rounds(
     return generation.tokens[:, :2], generation.stats.num_emitted.sum(), generation.stats.num_rounds.sum()
 
 
-def target_law(request: decode.Prepared, sampling: Sampling, chunk: int = 256) -> np.ndarray:
+def target_law(request: Request, sampling: Sampling, chunk: int = 256) -> np.ndarray:
     """`[V, V] float64`: the target's own law of the first two tokens, from teacher-forced logits."""
     program, params, inputs = request
     network, mask = program.target, inputs["source_mask"]

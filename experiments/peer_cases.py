@@ -10,8 +10,10 @@ import numpy as np
 
 import specjax
 from experiments import arms, columns, forced, shapes
-from specjax import api, decode, drafters
+from specjax import decode, drafters
 from specjax.models import convert, t5
+from specjax.request import Request, prepare
+from specjax.texts import check_tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +38,15 @@ class Case:
     config: t5.T5Config
     sources: Sequence[np.ndarray]
     max_new_tokens: int
-    plain: list[decode.Prepared]
-    speculative: dict[str, list[decode.Prepared]]
+    plain: list[Request]
+    speculative: dict[str, list[Request]]
     lengths: Sequence[int]
 
 
 def of_pair(directory: str, draft_directory: str, texts: Sequence[str], max_new_tokens: int) -> Case:
     """The checkpoints in these directories; drafters as --num_draft says."""
     target, draft = specjax.load(directory), specjax.load(draft_directory)
-    api.check_tokenizers(target.tokenizer, draft.tokenizer)
+    check_tokenizers(target.tokenizer, draft.tokenizer)
     common = dict(batch_size=1, sampling=None, max_new_tokens=max_new_tokens, seed=0)
     plain = arms.requests(target, None, texts, **common)
     speculative = {
@@ -80,8 +82,8 @@ def of_shape(
     sources = np.random.default_rng(0).integers(3, config.vocab_size, size, np.int32)
     network = t5.T5Network(config)
 
-    def request(row: int, **options: Any) -> decode.Prepared:
-        return decode.prepare(
+    def request(row: int, **options: Any) -> Request:
+        return prepare(
             network, params, sources[row, None], np.ones((1, source_length), bool), seed=0,
             max_new_tokens=max_new_tokens, eos_ids=(config.eos_id,), **options,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results, start
 from specjax import data, decode
+from specjax.request import Request
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way.")
@@ -50,7 +51,7 @@ class Times(NamedTuple):
     over_plain: measure.Spread
 
 
-def our_arm(requests: Sequence[decode.Prepared]) -> peer_arms.Arm:
+def our_arm(requests: Sequence[Request]) -> peer_arms.Arm:
     """Our program as an arm."""
 
     def run(source: int) -> list[int]:
@@ -108,7 +109,7 @@ def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) 
     }
 
 
-def tau(requests: Sequence[decode.Prepared] | None) -> float | str:
+def tau(requests: Sequence[Request] | None) -> float | str:
     """Tokens a target call of our speculative arms."""
     if requests is None:
         return "-"
@@ -162,6 +163,9 @@ def plot(path: pathlib.Path, title: str, times: dict[str, Times], floor_ms: floa
 
 def make_case(folder: pathlib.Path) -> peer_cases.Case:
     """What the flags ask for."""
+    unknown = set(_PEERS.value) - peer_arms.BUILDERS.keys()
+    if unknown:
+        raise ValueError(f"--peers={','.join(unknown)}: give some of {', '.join(peer_arms.BUILDERS)}")
     if _SHAPE.value:
         return peer_cases.of_shape(
             _SHAPE.value, _DRAFT_SHAPE.value, _ALPHA.value, folder / "model",

@@ -16,12 +16,12 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from specjax.writing import write_whole
+
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file whole: under a temporary name, then renamed."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes a file whole."""
+    write_whole({path: lambda part: part.write_text(text, encoding="utf-8")})
 
 
 def num_cores() -> int:
@@ -64,8 +64,11 @@ def write(
         "versions": {name: _version(name) for name in (*packages, *more)},
         "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
-    write_text(folder / "results.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
-    write_text(folder / "table.md", markdown(rows))
+    said = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_whole({
+        folder / "table.md": lambda part: part.write_text(markdown(rows), encoding="utf-8"),
+        folder / "results.json": lambda part: part.write_text(said, encoding="utf-8"),
+    })  # fmt: skip
 
 
 def _version(package: str) -> str:
@@ -97,9 +100,7 @@ def save_figure(figure: Any, path: pathlib.Path) -> None:
     """Writes a PNG whole, and closes the figure."""
     from matplotlib import pyplot
 
-    temporary = path.with_name(path.name + ".part")
-    figure.savefig(temporary, dpi=120, format="png")
-    os.replace(temporary, path)
+    write_whole({path: lambda part: figure.savefig(part, dpi=120, format="png")})
     pyplot.close(figure)
 
 

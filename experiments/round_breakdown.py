@@ -24,6 +24,7 @@ from specjax import decode, drafters, draws
 from specjax.judge import judge
 from specjax.models import t5
 from specjax.program import AllParams, LoopState, Program
+from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.types import Draft
 
@@ -92,7 +93,7 @@ def judge_again(program: Program, sampled: bool, params: AllParams, state: LoopS
     )
 
 
-def parts(request: decode.Prepared, sampled: bool, repeats: int) -> dict[str, float]:
+def parts(request: Request, sampled: bool, repeats: int) -> dict[str, float]:
     """Seconds of a plain step, of a round, and of its parts."""
     program, params, inputs = request
     config, small = program.target.config, program.drafter.network.config

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from experiments import results
 from specjax import decode, draws, rounds, sharding
+from specjax.request import Request
 from specjax.types import Draft
 
 STYLES = {
@@ -41,7 +42,7 @@ class TracedRound(NamedTuple):
     is_bonus: bool
 
 
-def trace(request: decode.Prepared, sampled: bool) -> Iterator[TracedRound]:
+def trace(request: Request, sampled: bool) -> Iterator[TracedRound]:
     """The rounds of the first row of a request that has a drafter."""
     program, params, inputs = request
     state = decode.jitted_prefill(program, params, **inputs)
@@ -83,7 +84,7 @@ def line(tokenizer: Any, traced: TracedRound) -> Text:
 
 
 def show(
-    console: Console, tokenizer: Any, requests: Sequence[decode.Prepared], sampled: bool,
+    console: Console, tokenizer: Any, requests: Sequence[Request], sampled: bool,
     path: pathlib.Path | None,
 ) -> None:  # fmt: skip
     """Prints the rounds of each request's first row; the same as an HTML page, if `path` says where."""

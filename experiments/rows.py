@@ -7,7 +7,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments import arms, identity, measure
-from specjax import analysis, api, decode, metrics, sharding
+from specjax import analysis, api, metrics, sharding
+from specjax.request import Request
 from specjax.sampling import GREEDY_BELOW
 from specjax.types import Generation
 
@@ -17,7 +18,7 @@ Row = dict[str, Any]
 class Arm(NamedTuple):
     """Checked requests and what came out of them, one row a source."""
 
-    batches: Sequence[decode.Prepared]
+    batches: Sequence[Request]
     generation: Generation
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode
 from specjax.models import t5
+from specjax.request import Request, prepare
 
 
 def default_dtype() -> str:
@@ -48,14 +48,14 @@ def random_params(config: t5.T5Config, seed: int) -> Any:
 
 def request(
     config: t5.T5Config, params: Any, size: tuple[int, int], max_new_tokens: int, **options: Any
-) -> decode.Prepared:
+) -> Request:
     """A request of random source tokens `[B, S]` = `size` that runs to its limit.
 
     Args:
-      options: the others of `decode.prepare`.
+      options: the others of `prepare`.
     """
     source = np.random.default_rng(0).integers(2, config.vocab_size, size)
-    return decode.prepare(
+    return prepare(
         t5.T5Network(config), params, source, np.ones(size, bool), max_new_tokens=max_new_tokens, eos_ids=(),
         **options,
     )  # fmt: skip

@@ -21,9 +21,13 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, options, results, start, tasks
+from experiments import arms, columns, list_flags, options, results, start, tasks
 from experiments import rows as rows_lib
-from specjax import analysis, api, data, decode, sampling
+from specjax import analysis, data, sampling
+from specjax.loading import Model
+from specjax.models import convert
+from specjax.request import Request
+from specjax.texts import check_tokenizers
 from specjax.training import loop
 from specjax.types import Generation
 
@@ -36,7 +40,9 @@ _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at 
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
-_DTYPE = flags.DEFINE_string("dtype", None, "Compute dtype; default float32 on CPU, bfloat16 elsewhere.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
+)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
@@ -66,7 +72,7 @@ class Pair:
 
 
 @functools.cache
-def load(name: str) -> api.Model:
+def load(name: str) -> Model:
     return specjax.load(name, _DTYPE.value)
 
 
@@ -82,7 +88,7 @@ def _entropy(module: Any) -> Any:
     return entropy
 
 
-def describe(target: api.Model, batches: Sequence[decode.Prepared], plain: Generation) -> dict[str, float]:
+def describe(target: Model, batches: Sequence[Request], plain: Generation) -> dict[str, float]:
     """What tasks differ in: the target's entropy along its output, and how much of that the source holds."""
     entropies, copied, first = [], [], 0
     for request in batches:
@@ -111,7 +117,7 @@ def compare(
 ) -> Iterator[dict[str, Any]]:
     """The rows of one pair, temperature and batch size: one for each --num_draft."""
     target, draft = load(pair.target), load(pair.draft)
-    api.check_tokenizers(target.tokenizer, draft.tokenizer)
+    check_tokenizers(target.tokenizer, draft.tokenizer)
     sampled = temperature >= sampling.GREEDY_BELOW
     sources, references = ([text[i] for text in texts] for i in (0, 1))
     build = functools.partial(
@@ -201,7 +207,9 @@ def main(argv: list[str]) -> None:
     columns.check()
     grid = list(
         itertools.product(
-            pairs, options.numbers("temperature", _TEMPERATURE.value), map(int, _BATCH_SIZE.value)
+            pairs,
+            list_flags.numbers("temperature", _TEMPERATURE.value),
+            list_flags.counts("batch_size", _BATCH_SIZE.value),
         )
     )
     rows: list[dict[str, Any]] = []

@@ -15,8 +15,9 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, identity, measure, progress, results, start, tasks
-from specjax import api
+from experiments import arms, columns, identity, list_flags, measure, progress, results, start, tasks
+from specjax import api, corpus
+from specjax.loading import Model
 from specjax.texts import Output
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
@@ -29,7 +30,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and throughput.png.")
 
 
-def same_as_alone(target: api.Model, sources: list[str], output: Output, alone: Output) -> dict[str, Any]:
+def same_as_alone(target: Model, sources: list[str], output: Output, alone: Output) -> dict[str, Any]:
     """How many sources got the tokens that they get alone, and which of the others were near ties."""
     pairs = zip(alone.token_ids, output.token_ids, strict=True)
     found = [(i, identity.first_difference(*pair)) for i, pair in enumerate(pairs)]
@@ -45,14 +46,14 @@ def same_as_alone(target: api.Model, sources: list[str], output: Output, alone: 
 
 
 def measure_batch(
-    console: Console, target: api.Model, drafter: Any, sources: list[str], batch_size: int, alone: Output
+    console: Console, target: Model, drafter: Any, sources: list[str], batch_size: int, alone: Output
 ) -> dict[str, Any]:
     """A line of the table: both arms at one batch size."""
     run = functools.partial(
         api.generate_all, target, sources, batch_size=batch_size, drafter=drafter, truncate=True,
         max_new_tokens=_MAX_NEW_TOKENS.value,
     )  # fmt: skip
-    names = {"fixed": batch_size, "refilled": api.eighth(batch_size, target)}
+    names = {"fixed": batch_size, "refilled": corpus.eighth(batch_size, target.mesh)}
     outputs: dict[str, Output] = {}
     for name, num_refilled in names.items():
         with progress.tokens(len(sources), f"B = {batch_size}, {name}, warming up", console) as report:
@@ -106,7 +107,7 @@ def main(argv: list[str]) -> None:
     rows = []
     for column in columns.columns():
         drafter = None if column == "0" else columns.drafter(target, draft, column)
-        for batch_size in map(int, _BATCH_SIZE.value):
+        for batch_size in list_flags.counts("batch_size", _BATCH_SIZE.value):
             row = measure_batch(console, target, drafter, sources, batch_size, reference)
             rows.append({"num_draft": column, **row})
             if _OUTPUT.value:

@@ -19,7 +19,8 @@ from absl import flags
 from rich.console import Console
 
 from experiments import start, tasks
-from specjax import api, data, metrics, sharding
+from specjax import api, data, loading, metrics, sharding
+from specjax.loading import Model
 from specjax.models import convert, t5
 from specjax.training import checkpoints, loop, stopping
 from specjax.training.optimization import Optimization
@@ -38,10 +39,12 @@ _TRAIN_TARGETS = flags.DEFINE_list(
 _INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
 _OUTPUT = flags.DEFINE_string("output", None, "Where checkpoints go.")
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory to write at the end (bfloat16).")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.")
-_ACCUMULATED = flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch, one in memory at a time.")
-_STEPS = flags.DEFINE_integer("num_steps", 2600, "Steps in all.")
-_WARMUP = flags.DEFINE_integer("warmup_steps", 300, "Steps of linear warm-up.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.", lower_bound=1)
+_ACCUMULATED = flags.DEFINE_integer(
+    "num_accumulated", 1, "Parts of a batch, one in memory at a time.", lower_bound=1
+)
+_STEPS = flags.DEFINE_integer("num_steps", 2600, "Steps in all.", lower_bound=1)
+_WARMUP = flags.DEFINE_integer("warmup_steps", 300, "Steps of linear warm-up.", lower_bound=0)
 _DECAY = flags.DEFINE_enum(
     "decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "Learning rate after the warm-up."
 )
@@ -56,16 +59,26 @@ _DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout in training.")
 _DTYPE = flags.DEFINE_enum(
     "compute_dtype", "float32", ["float32", "bfloat16"], "Of the computation; params stay float32."
 )
-_DATA_PARALLEL = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.")
-_MODEL_PARALLEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, width, vocabulary.")
-_REPORT = flags.DEFINE_integer("report_every", 100, "Steps between reports; each validates and checkpoints.")
-_NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.")
-_BLEU = flags.DEFINE_integer("bleu_examples", 0, "Validation sources to decode greedily at each report.")
+_DATA_PARALLEL = flags.DEFINE_integer(
+    "data_parallel", 1, "Devices that share the rows of a batch.", lower_bound=1
+)
+_MODEL_PARALLEL = flags.DEFINE_integer(
+    "model_parallel", 1, "Devices that share heads, width, vocabulary.", lower_bound=1
+)
+_REPORT = flags.DEFINE_integer(
+    "report_every", 100, "Steps between reports; each validates and checkpoints.", lower_bound=1
+)
+_NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.", lower_bound=1)
+_BLEU = flags.DEFINE_integer(
+    "bleu_examples", 0, "Validation sources to decode greedily at each report.", lower_bound=0
+)
 _EXPORT_BY = flags.DEFINE_enum(
     "export_by", "loss", ["loss", "bleu", "last"], "Which step to export: the best one, or the last."
 )
-_PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one that end the run; 0: none do.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of initial params, dropout and shuffling.")
+_PATIENCE = flags.DEFINE_integer(
+    "patience", 0, "Reports without a better one that end the run; 0: none do.", lower_bound=0
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of initial params, dropout and shuffling.", lower_bound=0)
 _SHAPE = {
     name: flags.DEFINE_integer(name, default, f"Model shape: {name}.")
     for name, default in {
@@ -100,7 +113,7 @@ def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
         lines = (line for source, target in texts for line in (source[prefix:], target))
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
-        return api.load_tokenizer(_INIT_FROM.value)
+        return loading.load_tokenizer(_INIT_FROM.value)
     raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
 
 
@@ -141,7 +154,7 @@ def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
     def validate(params: Any) -> dict[str, float]:
         results = {"loss": evaluate(params, batches)}
         if decoded:
-            model = api.Model(t5.T5Network(module.config), params, tokenizer)
+            model = Model(t5.T5Network(module.config), params, tokenizer)
             outputs = []
             for i in range(0, len(decoded), 64):
                 sources = [source for source, _ in decoded[i : i + 64]]
@@ -208,9 +221,11 @@ def main(argv: list[str]) -> None:
     del argv
     if _EXPORT_BY.value == "bleu" and _BLEU.value < 1:
         raise ValueError(f"--export_by=bleu with --bleu_examples={_BLEU.value}: give at least 1")
+    if len(_SPLITS.value) != 2:
+        raise ValueError(f"--splits={','.join(_SPLITS.value)}: give two, as in --splits=train,validation")
     console = start.console()
     mesh = sharding.make_mesh(_DATA_PARALLEL.value, _MODEL_PARALLEL.value)
-    optimization, saved = read_optimization(), checkpoints.Checkpoints(_OUTPUT.value)
+    optimization = read_optimization()
     with console.status("reading"):
         texts = training_texts()
         tokenizer = load_tokenizer(texts)
@@ -223,6 +238,7 @@ def main(argv: list[str]) -> None:
     )  # fmt: skip
     num_params = sum(x.size for x in jax.tree.leaves(params))
     console.print(f"{num_params / 1e6:.2f} M parameters, {len(texts)} training pairs")
+    saved = checkpoints.Checkpoints(_OUTPUT.value)
     state, best = start_or_resume(saved, params, optimization, mesh, batches)
     like = abstract_state(params, optimization, mesh)
     first = int(state.step)

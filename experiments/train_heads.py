@@ -20,7 +20,8 @@ from rich.console import Console
 
 import specjax
 from experiments import outputs, start, tasks
-from specjax import api, data, sharding
+from specjax import data, sharding
+from specjax.loading import Model
 from specjax.models import heads as heads_lib
 from specjax.models import heads_io
 from specjax.training import checkpoints, heads, loop
@@ -44,21 +45,23 @@ _SHAPE = {
 }
 _LAYERS = flags.DEFINE_integer("num_layers", 1, "Layers; Medusa has none.")
 _FEATURES = flags.DEFINE_list("feature_layers", [], "Decoder layers of the target to read beside the last.")
-_STEPS = flags.DEFINE_integer("num_steps", 2000, "Steps.")
+_STEPS = flags.DEFINE_integer("num_steps", 2000, "Steps.", lower_bound=1)
 _OPTIMIZER = flags.DEFINE_enum(
     "optimizer", "adafactor", ["adafactor", "adamw"], "adamw for Medusa, whose params begin at zero."
 )
 _RATE = flags.DEFINE_float("learning_rate", 2e-2, "Peak rate; of adafactor relative to a parameter's size.")
-_WARMUP = flags.DEFINE_integer("warmup_steps", 100, "Steps of linear warm-up; then cosine to zero.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.")
-_REPORT = flags.DEFINE_integer("report_every", 250, "Steps between reports.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_WARMUP = flags.DEFINE_integer(
+    "warmup_steps", 100, "Steps of linear warm-up; then cosine to zero.", lower_bound=0
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sequences a step.", lower_bound=1)
+_REPORT = flags.DEFINE_integer("report_every", 250, "Steps between reports.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints.")
 _TEXTS = flags.DEFINE_string("texts", None, "Where the target's outputs are kept; None: in --output.")
 _EXPORT = flags.DEFINE_string("export", None, "Directory for the heads.")
 
 
-def texts(console: Console, target: api.Model, split: str, count: int) -> list[data.Pair]:
+def texts(console: Console, target: Model, split: str, count: int) -> list[data.Pair]:
     """Sources of a split with what the target says to them, sampled and greedily."""
     pairs = tasks.tokenize(tasks.read(split, count), target.tokenizer)
     folder = pathlib.Path(_TEXTS.value or _OUTPUT.value)
@@ -71,7 +74,7 @@ def texts(console: Console, target: api.Model, split: str, count: int) -> list[d
     return made
 
 
-def read_config(target: api.Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsConfig:
+def read_config(target: Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsConfig:
     """The shape that the flags ask for."""
     ids: tuple[int, ...] = ()
     if _NUM_IDS.value:
@@ -108,7 +111,7 @@ def main(argv: list[str]) -> None:
     pairs = texts(console, target, _SPLITS.value[0], _NUM_SEQUENCES.value)
     config = read_config(target, pairs)
     network = heads_lib.HeadsNetwork(config, target.config)
-    frozen, num_ids = network.frozen(target.params), api.num_ids(target)
+    frozen, num_ids = network.frozen(target.params), target.num_ids
     teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
     held_out = texts(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
     held_out_batches = data.evaluation_batches(held_out, 64, tasks.shapes())

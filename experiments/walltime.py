@@ -10,17 +10,18 @@ the speed-up at each alpha, predicted and measured.
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 from rich.console import Console
 
-from experiments import arms, measure, results, shapes, start
+from experiments import arms, list_flags, measure, results, shapes, start
 from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
-from specjax.models import t5
+from specjax.models import convert, t5
+from specjax.request import Request
 from specjax.sampling import Sampling
 
 _TARGET = flags.DEFINE_string(
@@ -35,7 +36,9 @@ _NUM_NEW = flags.DEFINE_integer(
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=0)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
-_DTYPE = flags.DEFINE_string("dtype", None, "Of weights and computation; float32 on CPU, else bfloat16.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, convert.DTYPES, "Of weights and computation; float32 on CPU, else bfloat16."
+)
 _NUM_RUNS = flags.DEFINE_integer(
     "num_runs", 8, "Runs in a timed turn, each with coins of its own.", lower_bound=1
 )
@@ -43,9 +46,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.", lower_
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
 
 
-def build(
-    target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any
-) -> list[decode.Prepared]:
+def build(target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, rule: Any) -> list[Request]:
     """Requests of random tokens that run to their limit."""
     return [
         shapes.request(
@@ -56,7 +57,7 @@ def build(
     ]  # fmt: skip
 
 
-def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
+def verify_curve(request: Request) -> list[dict[str, Any]]:
     """v(N - 1) for each N, the tokens of a target call."""
     program, params, inputs = request
     state = decode.jitted_prefill(program, params, **inputs)
@@ -67,19 +68,36 @@ def verify_curve(request: decode.Prepared) -> list[dict[str, Any]]:
     return [{"num_new": n, "verify_cost": costs[n - 1] / costs[0]} for n in lengths]
 
 
+class Grid(NamedTuple):
+    """What is forced: shapes of drafts, chances of acceptance, and K."""
+
+    drafts: dict[str, t5.T5Config]
+    alphas: list[float]
+    num_draft: list[int]
+
+
+def read_grid(target: t5.T5Config) -> Grid:
+    """--draft, --alpha and --num_draft."""
+    drafts = {name: shapes.shape(name, target.dtype, target) for name in _DRAFTS.value}
+    alphas = list_flags.numbers("alpha", _ALPHAS.value)
+    if not all(0 <= alpha <= 1 for alpha in alphas):
+        raise ValueError(f"--alpha={','.join(_ALPHAS.value)}: give chances, from 0 to 1")
+    return Grid(drafts, alphas, list_flags.counts("num_draft", _NUM_DRAFT.value))
+
+
 def forced_rows(
-    console: Console, target: t5.T5Config, params: Any, name: str, seed: int
+    console: Console, target: t5.T5Config, params: Any, name: str, grid: Grid, seed: int
 ) -> list[dict[str, Any]]:
     """One draft shape at every K and alpha."""
-    config = shapes.shape(name, target.dtype, target)
+    config = grid.drafts[name]
     draft_params = shapes.random_params(config, seed)
     plain = build(target, params, None, None, acceptance.speculative)
     rows = []
-    for num_draft in map(int, _NUM_DRAFT.value):
+    for num_draft in grid.num_draft:
         drafter = drafters.ModelDrafter(t5.T5Network(config), num_draft)
         requests = {
             alpha: build(target, params, drafter, draft_params, Forced(acceptance.speculative, alpha))
-            for alpha in map(float, _ALPHAS.value)
+            for alpha in grid.alphas
         }
         costs = arms.round_costs(next(iter(requests.values()))[0], True, console)
         for alpha, runs in requests.items():
@@ -127,6 +145,7 @@ def main(argv: list[str]) -> None:
     del argv
     console = start.console()
     target = shapes.shape(_TARGET.value, _DTYPE.value or shapes.default_dtype())
+    grid = read_grid(target)
     with console.status("making random weights on the device"):
         params = jax.block_until_ready(shapes.random_params(target, 0))
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -135,8 +154,8 @@ def main(argv: list[str]) -> None:
         curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
     rows = []
-    for seed, name in enumerate(_DRAFTS.value, 1):
-        rows += forced_rows(console, target, params, name, seed)
+    for seed, name in enumerate(grid.drafts, 1):
+        rows += forced_rows(console, target, params, name, grid, seed)
     if rows:
         results.show_lines(console, "forced acceptance: a benchmark, not a sampler", rows)
     if _OUTPUT.value:

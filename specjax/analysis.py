@@ -210,7 +210,7 @@ def memory_per_device(
 
     Args:
       config: its shape (`T5Config`).
-      params: arrays or their shapes, each with its sharding (`api.outline`).
+      params: arrays or their shapes, each with its sharding (`loading.outline`).
       cache_sharding: of keys and values `[B, H, ...]` (`sharding.of_cache`). Where it divides heads, the
         vocabulary is divided too.
       batch_size, num_source, num_slots, num_new: as of `memory`; B of all devices together.

@@ -1,159 +1,24 @@
-"""The text-level face: load a model, generate text.
-
-Everything below works on token arrays.
-"""
+"""The text-level face: text in, text out. Everything below works on token arrays."""
 
 import dataclasses
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import acceptance, corpus, data, decode, sharding, texts
+from specjax import request as request_lib
 from specjax.drafters import BoundDrafter
-from specjax.models import convert, heads_io, quantize, t5
+from specjax.loading import Model, check_loaded
+from specjax.models import heads_io
+from specjax.request import Request
 from specjax.sampling import Sampling, refuse_unknown
 from specjax.texts import Output, check_tokenizers
-from specjax.types import AcceptanceRule, Generation, Params
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A T5 with its weights and tokenizer.
-
-    Attributes:
-      network: its pure functions; `network.config` is its shape.
-      params: nested dicts of arrays, on the device.
-      tokenizer: a transformers tokenizer, or None.
-    """
-
-    network: t5.T5Network
-    params: Params
-    tokenizer: Any
-
-    @property
-    def config(self) -> t5.T5Config:
-        """Shape and flavour."""
-        return self.network.config
-
-    @property
-    def module(self) -> t5.T5:
-        """The Linen module."""
-        return t5.T5(self.config)
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh | None:
-        """What it was loaded onto; None: one device."""
-        place = getattr(self.network, "cache_sharding", None)
-        return place and place.mesh
-
-
-def load(
-    name_or_directory: str | os.PathLike, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None,
-    rules: sharding.Rules = sharding.T5_RULES,
-) -> Model:  # fmt: skip
-    """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
-
-    Args:
-      name_or_directory: for example "google-t5/t5-small", or a directory with config.json,
-        model.safetensors (or its sharded index) and tokenizer files.
-      dtype: compute dtype, "float32", "bfloat16" or "float16"; None: float32 on a CPU, bfloat16
-        on GPU and TPU.
-      mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
-        decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
-      rules: what is divided over "model"; `sharding.REPLICATED` puts the model whole on every device, as
-        suits a small draft.
-
-    Raises:
-      ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
-    """
-    if not isinstance(name_or_directory, str | os.PathLike):
-        raise ValueError(f"name_or_directory={name_or_directory!r}: give a hub id or a directory")
-    if mesh is None:
-        config, params = convert.load(name_or_directory, dtype)
-        return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
-    if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
-        raise ValueError(f"mesh={mesh!r}: give one of specjax.sharding.make_mesh(data, model)")
-    place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
-    config, params = convert.load(name_or_directory, dtype, place)
-    network = t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules))
-    return Model(network, params, load_tokenizer(name_or_directory))
-
-
-def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES) -> Model:
-    """What `load` would give on a mesh, without weights and tokenizer: shapes, and where they lie.
-
-    Raises:
-      ValueError: the mesh does not divide them.
-    """
-    shapes = convert.shapes(config)
-    placed = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        shapes, sharding.param_shardings(shapes, mesh, rules),
-    )  # fmt: skip
-    return Model(t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules)), placed, None)
-
-
-class LoadedHeads(NamedTuple):
-    """Heads that draft for a target: their pure functions, and the arrays of both."""
-
-    network: Any
-    params: Params
-
-
-def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
-    """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
-
-    On the target's mesh they lie whole on every device.
-
-    Raises:
-      ValueError: they were made for another target, or are damaged.
-    """
-    _check_models(target, None)
-    network, params = heads_io.load(directory, target.config, target.params)
-    if target.mesh is not None:
-        params["heads"] = sharding.replicate(params["heads"], target.mesh)
-    return LoadedHeads(network, params)
-
-
-def int8(model: Model) -> Model:
-    """The model with weights in eight bits: a draft that needs no training, or a target of its own.
-
-    As a target it is another model; speculation is then lossless with respect to that one.
-
-    Raises:
-      ValueError: it is no loaded model, or in eight bits already.
-    """
-    if not isinstance(getattr(model, "network", None), t5.T5Network):
-        raise ValueError(f"model={model!r:.80}: give a model as specjax.load returns it")
-    network: Any = quantize.QuantizedNetwork(model.network)
-    return dataclasses.replace(model, network=network, params=jax.jit(quantize.quantize)(model.params))
-
-
-def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
-    """The transformers tokenizer of a hub id or a local directory.
-
-    Raises:
-      ValueError: the directory holds none.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is not there
-    import transformers
-
-    name = os.path.expanduser(os.fspath(name_or_directory))
-    needed = f"no tokenizer in {name!r}: it needs tokenizer.json with tokenizer_config.json, or spiece.model"
-    files = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
-    # transformers 5 would make an empty one.
-    if os.path.isdir(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
-        raise ValueError(needed)
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{needed} ({error})") from error
+from specjax.types import AcceptanceRule, Generation
 
 
 def generate(
@@ -204,7 +69,7 @@ def generate(
     refuse_unknown(unsupported.keys())
     prompts = texts.check_prompts(prompts)
     _check_models(target, drafter)
-    decode.check_kinds(None, rule, sampling)
+    request_lib.check_kinds(None, rule, sampling)
     _check_count("num_samples", num_samples)
     per_row = lambda value: _repeat(value, num_samples)  # noqa: E731
     source_ids, source_mask = encode_sources(target, prompts, truncate)
@@ -225,7 +90,7 @@ def generate(
         **({} if eos_ids is None else {"eos_ids": eos_ids}),
     )
     stop_at = texts.stop_at(target.tokenizer, [stop] if isinstance(stop, str) else stop)
-    generation = decode.generate_prepared(prepared, on_round, stop_at)
+    generation = decode.generate_requested(prepared, on_round, stop_at)
     return to_output(target.tokenizer, generation)
 
 
@@ -271,21 +136,21 @@ def generate_all(
     prompts = texts.check_prompts(prompts)
     _check_models(target, drafter)
     _check_same_for_all(sampling, max_new_tokens)
+    _check_count("batch_size", batch_size)
     if num_refilled is None:
-        num_refilled = eighth(batch_size, target)
-    for name, value in (("batch_size", batch_size), ("num_refilled", num_refilled)):
-        _check_count(name, value)
+        num_refilled = corpus.eighth(batch_size, target.mesh)
+    _check_count("num_refilled", num_refilled)
     if batch_size % num_refilled:
         raise ValueError(f"num_refilled={num_refilled}: must divide batch_size={batch_size}")
     if journal is not None and jax.process_count() > 1:
         raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
     rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
-    seeds = np.asarray(decode.row_seeds(seed, len(prompts)))
+    seeds = np.asarray(request_lib.row_seeds(seed, len(prompts)))
     options: dict[str, Any] = dict(
         drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
     )
 
-    def request(width: int, these: Sequence[int]) -> decode.Prepared:
+    def request(width: int, these: Sequence[int]) -> Request:
         ids, mask = data.pad([rows[i] for i in these], width, target.config.pad_id)
         return prepare(target, ids, mask, seed=seeds[list(these)], **options)
 
@@ -297,7 +162,7 @@ def generate_all(
     report(len(done.records), num_emitted)
     for finished in corpus.decode_all(
         lambda width, some: request(width, [left[i] for i in some]), [len(rows[i]) for i in left],
-        texts.SOURCE_BUCKETS, batch_size, num_refilled,
+        data.SOURCE_BUCKETS, batch_size, num_refilled,
     ):  # fmt: skip
         done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
         num_emitted += int(finished.generation.length.sum())
@@ -305,18 +170,9 @@ def generate_all(
     return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(rows))])
 
 
-def eighth(batch_size: int, target: Model) -> int:
-    """Rows that `generate_all` refills together: about an eighth, dividing all, divided by a mesh."""
-    least = 1 if target.mesh is None else target.mesh.shape["data"]
-    _check_count("batch_size", batch_size)
-    sizes = [f for f in range(least, max(least, batch_size // 8) + 1, least) if batch_size % f == 0]
-    return max(sizes, default=batch_size)
-
-
 def _check_models(target: Any, drafter: Any) -> None:
     """Refuses what is no loaded model, no drafter, and a draft with another tokenizer."""
-    if not isinstance(target, Model):
-        raise ValueError(f"target={target!r:.80}: load it first, target = specjax.load(...)")
+    check_loaded(target)
     if drafter is None:
         return
     if not isinstance(drafter, BoundDrafter):
@@ -331,7 +187,7 @@ def _check_models(target: Any, drafter: Any) -> None:
 
 def _check_same_for_all(sampling: Any, max_new_tokens: Any) -> None:
     """Refuses one value per prompt, which `generate_all` does not take."""
-    decode.check_kinds(None, acceptance.speculative, sampling)
+    request_lib.check_kinds(None, acceptance.speculative, sampling)
     values = {"max_new_tokens": max_new_tokens} | (dataclasses.asdict(sampling) if sampling else {})
     for name, value in values.items():
         if np.ndim(value):
@@ -362,20 +218,14 @@ def _what_outputs_depend_on(
 
 def prepare(
     target: Model, source_ids: Any, source_mask: Any, *, drafter: BoundDrafter | None, **options: Any
-) -> decode.Prepared:
-    """`decode.prepare` with what the model says of its ids."""
-    return decode.prepare(
+) -> Request:
+    """`request_lib.prepare` with what the model says of its ids."""
+    return request_lib.prepare(
         target.network, target.params, source_ids, source_mask,
         drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,
-        pad_id=target.config.pad_id, start_id=target.config.start_id, num_ids=num_ids(target),
+        pad_id=target.config.pad_id, start_id=target.config.start_id, num_ids=target.num_ids,
         **{"eos_ids": (target.config.eos_id,), **options},
     )  # fmt: skip
-
-
-def num_ids(target: Model) -> int | None:
-    """Ids that the tokenizer knows, where the vocabulary has padding rows beyond them."""
-    known = len(target.tokenizer)
-    return known if known < target.config.vocab_size else None
 
 
 def repeat_options(sampling: Sampling, times: int) -> Sampling:
@@ -396,7 +246,7 @@ def encode_sources(
       ValueError: a source is over the limit and `truncate` is False.
     """
     rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
-    width = data.bucket(max(map(len, rows)), texts.SOURCE_BUCKETS)
+    width = data.bucket(max(map(len, rows)), data.SOURCE_BUCKETS)
     return data.pad(rows, width, target.config.pad_id)
 
 
@@ -407,10 +257,10 @@ def _repeat(value: Any, times: int) -> Any:
 
 def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int) -> jax.Array:
     """`[B * num_samples]` seeds: a prompt's samples differ, whatever else is in the batch."""
-    seeds = decode.row_seeds(seed, num_prompts)
+    seeds = request_lib.row_seeds(seed, num_prompts)
     if num_samples == 1:
         return seeds
-    return jnp.concatenate([decode.row_seeds(one, num_samples) for one in seeds])
+    return jnp.concatenate([request_lib.row_seeds(one, num_samples) for one in seeds])
 
 
 def to_output(tokenizer: Any, generation: Generation) -> Output:

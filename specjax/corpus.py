@@ -22,10 +22,11 @@ import numpy as np
 
 from specjax import decode, sharding
 from specjax.program import LoopState
+from specjax.request import Request
 from specjax.types import FinishReason, Generation
 
 # (S, sources by index) -> the request that decodes them
-Request = Callable[[int, Sequence[int]], decode.Prepared]
+MakeRequest = Callable[[int, Sequence[int]], Request]
 
 # The state before is not needed any more: its buffers are written in place.
 _run = jax.jit(decode.run, static_argnums=0, donate_argnums=2)
@@ -72,8 +73,15 @@ def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[
     return groups[::-1]
 
 
+def eighth(num_rows: int, mesh: jax.sharding.Mesh | None = None) -> int:
+    """F that serves well: about an eighth of B, dividing it, and divided by the mesh."""
+    least = 1 if mesh is None else mesh.shape["data"]
+    sizes = [f for f in range(least, max(least, num_rows // 8) + 1, least) if num_rows % f == 0]
+    return max(sizes, default=num_rows)
+
+
 def decode_all(
-    request: Request, lengths: Sequence[int], buckets: Sequence[int], num_rows: int, num_refilled: int
+    request: MakeRequest, lengths: Sequence[int], buckets: Sequence[int], num_rows: int, num_refilled: int
 ) -> Iterator[Finished]:
     """Decodes every source, and yields them as they finish.
 
@@ -96,7 +104,7 @@ def decode_all(
 
 
 def _decode_bucket(
-    request: Callable[[Sequence[int]], decode.Prepared], sources: list[int], num_rows: int, num_refilled: int
+    request: Callable[[Sequence[int]], Request], sources: list[int], num_rows: int, num_refilled: int
 ) -> Iterator[Finished]:
     """Sources of one S, through one pool of rows."""
     waiting = collections.deque(sources)

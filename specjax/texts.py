@@ -9,8 +9,7 @@ import numpy as np
 from specjax import data
 from specjax.types import FinishReason, Generation, Stats
 
-SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MAX_SOURCE_LENGTH = 512
+MAX_SOURCE_LENGTH = data.SOURCE_BUCKETS[-1]
 _FIELDS = ("token_ids", "log_probs", "processed_log_probs", "finish_reasons")
 
 

@@ -11,6 +11,7 @@ import pytest
 import specjax
 from specjax import api, drafters, texts
 from specjax.drafters import BoundDrafter, ModelDrafter
+from specjax.loading import Model
 from specjax.models import t5
 
 PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
@@ -46,16 +47,16 @@ class Letters:
         return {piece: i for i, piece in enumerate(self.pieces)}
 
 
-def _model(seed: int, tokenizer=None) -> api.Model:
+def _model(seed: int, tokenizer=None) -> Model:
     rng = np.random.default_rng(seed)
     ids = jnp.zeros((1, 1), jnp.int32)
     init = lambda: t5.T5(CONFIG).init(jax.random.key(0), ids, ids > 0, ids)["params"]  # noqa: E731
     draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32)  # noqa: E731
-    return api.Model(t5.T5Network(CONFIG), jax.tree.map(draw, jax.eval_shape(init)), tokenizer or Letters())
+    return Model(t5.T5Network(CONFIG), jax.tree.map(draw, jax.eval_shape(init)), tokenizer or Letters())
 
 
 @pytest.fixture(scope="module")
-def target() -> api.Model:
+def target() -> Model:
     return _model(0)
 
 

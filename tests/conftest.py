@@ -7,7 +7,9 @@ Set before any computation, since the number of devices is fixed once a backend 
 - there are two CPU devices, so that sharding is always tested.
 
 What was compiled is kept in .jax_cache: the two halves of a parallel run, and the experiments that
-run on their own, compile each program once between them.
+run on their own, compile each program once between them. LLVM is told not to optimise, since the suite
+compiles far longer than it runs (XLA's own passes run as ever); two tests of `experiments.generate` are
+exempt.
 """
 
 import os
@@ -16,6 +18,7 @@ import pathlib
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import pytest

@@ -14,6 +14,7 @@ from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
 from specjax.drafters.staged import StagedParams
+from specjax.request import prepare
 from specjax.sampling import Sampling
 
 V = 5
@@ -101,7 +102,7 @@ def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
 def test_rows_that_have_ended_ask_for_nothing():
     """A batch of an ended row and one that does not draft runs plain steps."""
     drafter = bound(DRAFT, {4: 1.5})
-    program, params, inputs = decode.prepare(
+    program, params, inputs = prepare(
         NETWORK, TARGET, SOURCES, np.ones(SOURCES.shape, bool), drafter=drafter, drafter_params=DRAFT,
         max_new_tokens=[0, 1, 2, 3, 30, 30], seed=0, eos_ids=(),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from experiments import exact_law
 from specjax import corpus, decode
 from specjax.drafters.model import ModelDrafter
+from specjax.request import prepare
 from specjax.sampling import Sampling
 
 V = 40
@@ -24,7 +25,7 @@ def request(num_draft, temperature):
     def make(width, these):
         ids = np.array([np.pad(SOURCES[i], (0, width - LENGTHS[i])) for i in these])
         mask = np.arange(width)[None] < np.array([LENGTHS[i] for i in these])[:, None]
-        return decode.prepare(
+        return prepare(
             TOY, TABLE, ids, mask, drafter=ModelDrafter(TOY, num_draft) if num_draft else None,
             drafter_params=DRAFT_TABLE if num_draft else None, sampling=Sampling(temperature=temperature),
             max_new_tokens=LIMITS[list(these)], length_bucket=16, seed=np.array(these, np.uint32),

@@ -12,6 +12,7 @@ from specjax import decode, rounds
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.models import t5
+from specjax.request import prepare
 from specjax.sampling import Sampling
 from tests.decode_program_test import abstract, matmul_operands
 from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
@@ -87,7 +88,7 @@ def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
         program, params, _ = abstract(draft_config=CONFIG)
         drafter = dataclasses.replace(program.drafter, share_encoder=share)
         program = dataclasses.replace(program, drafter=drafter)
-        inputs = decode.prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
+        inputs = prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
         jaxpr = jax.make_jaxpr(functools.partial(rounds.prefill, program))(params, **inputs).jaxpr
         return len(matmul_operands(jaxpr, []))
 

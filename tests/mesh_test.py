@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import specjax
 from experiments import identity
-from specjax import analysis, api, decode, drafters, sharding
+from specjax import analysis, api, decode, drafters, loading, sharding
 from specjax.models import convert
+from specjax.request import prepare
 from tests import meshes
 from tests.training import tiny
 
@@ -117,7 +118,7 @@ def test_the_cache_is_divided_by_rows_and_heads(directory):
     target = meshes.load(directory / "target", mesh)
     drafter = meshes.bound(directory, target, "model")
     ids, mask = api.encode_sources(target, meshes.PROMPTS)
-    request = decode.prepare(
+    request = prepare(
         target.network, target.params, ids, mask, drafter=drafter.drafter, drafter_params=drafter.params,
         max_new_tokens=12, seed=0,
     )  # fmt: skip
@@ -189,7 +190,7 @@ def test_heads_that_the_mesh_does_not_divide_are_refused(tmp_path, directory):
     with pytest.raises(
         ValueError, match="bias/table .*, 5.: axis 1 is not divisible by the 2 devices .*'model'"
     ):
-        api.outline(config, sharding.make_mesh(1, 2))
+        loading.outline(config, sharding.make_mesh(1, 2))
 
 
 def test_a_drafter_that_lies_elsewhere_is_refused(directory):
@@ -232,14 +233,14 @@ def test_memory_of_a_device_is_that_of_the_arrays_on_it(directory):
     mesh = sharding.make_mesh(1, 2)
     target = meshes.load(directory / "target", mesh)
     ids, mask = api.encode_sources(target, meshes.PROMPTS)
-    request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+    request = prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
     cache = decode.jitted_prefill(request.program, request.params, **request.inputs).cache
 
     def held(tree):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
     sizes = dict(batch_size=len(ids), num_source=ids.shape[1], num_slots=cache.num_slots, num_new=1)
-    for params in (target.params, api.outline(target.config, mesh).params):  # arrays, or shapes alone
+    for params in (target.params, loading.outline(target.config, mesh).params):  # arrays, or shapes alone
         memory = analysis.memory_per_device(target.config, params, target.network.cache_sharding, **sizes)
         assert memory.params == held(target.params)
         assert memory.cache == held((cache.keys, cache.values))
@@ -267,6 +268,6 @@ def test_the_margin_of_a_near_tie_is_found_on_a_mesh(directory):
     for mesh in (None, sharding.make_mesh(2, 1)):
         target = meshes.load(directory / "target", mesh)
         ids, mask = api.encode_sources(target, meshes.PROMPTS)
-        request = decode.prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
+        request = prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
         margins.append(identity.margin(request, [5, 9, 4], 6))
     assert margins[0] == pytest.approx(margins[1], abs=1e-4) and margins[0] > 1e-3

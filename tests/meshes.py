@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 import specjax
-from specjax import api, drafters, sharding
+from specjax import drafters, loading, sharding
 from specjax.models import convert, heads, heads_io, t5
 from tests.api_test import PIECES, Letters
 
@@ -53,14 +53,14 @@ def split(directory: pathlib.Path) -> None:
     whole.unlink()
 
 
-def load(directory: pathlib.Path, mesh=None, rules=sharding.T5_RULES) -> api.Model:
+def load(directory: pathlib.Path, mesh=None, rules=sharding.T5_RULES) -> loading.Model:
     """`specjax.load` in float32, with a tokenizer of letters."""
     tokenizer = Letters([*PIECES, *map(str, range(CONFIG.vocab_size - len(PIECES)))])
-    with mock.patch.object(api, "load_tokenizer", lambda _: tokenizer):
+    with mock.patch.object(loading, "load_tokenizer", lambda _: tokenizer):
         return specjax.load(directory, "float32", mesh, rules)
 
 
-def bound(directory: pathlib.Path, target: api.Model, name: str) -> drafters.BoundDrafter:
+def bound(directory: pathlib.Path, target: loading.Model, name: str) -> drafters.BoundDrafter:
     """A drafter: "model" is divided as its target is, "tree" lies whole on every device, "eagle" is heads."""
     if name == "eagle":
         return drafters.eagle(specjax.load_heads(directory / "eagle", target), 2)

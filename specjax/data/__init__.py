@@ -1,6 +1,7 @@
 """Tasks to padded batches: the names of the files below, and nothing else."""
 
 from specjax.data.batches import (
+    SOURCE_BUCKETS,
     Batch,
     Encode,
     Pair,
@@ -20,6 +21,7 @@ from specjax.data.stream import Stream, stream
 from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
 
 __all__ = [
+    "SOURCE_BUCKETS",
     "TASKS",
     "Batch",
     "Encode",

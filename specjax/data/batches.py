@@ -12,6 +12,7 @@ import numpy as np
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
 Shape = tuple[int, int]  # (S, N) of a batch
+SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # values of S for what is decoded
 WINDOW = 32  # batches whose pairs are sorted by length together
 
 

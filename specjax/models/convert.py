@@ -27,6 +27,7 @@ from specjax.models.hf_names import (
     config_to_hf,
     tensor_names,
 )
+from specjax.writing import write_whole
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS, INDEX, LEGACY = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -281,8 +282,7 @@ def save(
 ) -> None:  # fmt: skip
     """Writes a checkpoint that `load` and `transformers` (4 and 5) read as the same model.
 
-    Every file is written under a temporary name and renamed; config.json comes last, so a
-    directory that has one is complete.
+    Files are written whole; config.json comes last, so a directory that has one is complete.
 
     Args:
       directory: created when missing; files of the same names are replaced.
@@ -307,7 +307,4 @@ def save(
     }
     if tokenizer is not None:
         tokenizer.save_pretrained(str(directory))
-    for name, write in writers.items():
-        temporary = directory / f".{name}.tmp"
-        write(temporary)
-        os.replace(temporary, directory / name)
+    write_whole({directory / name: write for name, write in writers.items()})

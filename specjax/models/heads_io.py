@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from specjax import sharding
 from specjax.models import heads, t5
+from specjax.writing import write_whole
 
 FORMAT = "specjax heads 1"
 CONFIG, WEIGHTS = "heads.json", "heads.safetensors"
@@ -45,7 +46,7 @@ def _first(leaf: Any) -> np.ndarray:
 def save(
     directory: str | os.PathLike[str], config: heads.HeadsConfig, params: Any, target_params: Any
 ) -> None:
-    """Writes heads; each file under a temporary name that is then changed, heads.json last.
+    """Writes heads, heads.json last.
 
     Args:
       directory: created when missing.
@@ -62,13 +63,11 @@ def save(
     document = {
         "format": FORMAT, "target": fingerprint(target_params), "config": dataclasses.asdict(config)
     }  # fmt: skip
-    for name, content in (
-        (WEIGHTS, safetensors.numpy.save(tensors)),
-        (CONFIG, (json.dumps(document, sort_keys=True) + "\n").encode()),
-    ):
-        temporary = directory / f".{name}.tmp"
-        temporary.write_bytes(content)
-        os.replace(temporary, directory / name)
+    said = json.dumps(document, sort_keys=True) + "\n"
+    write_whole({
+        directory / WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path),
+        directory / CONFIG: lambda path: path.write_text(said, encoding="utf-8"),
+    })  # fmt: skip
 
 
 def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, str]:

@@ -12,7 +12,8 @@ from absl import flags
 from experiments import forced, memory_floor, peer_arms, shapes
 from specjax import decode, drafters
 from specjax.models import convert, t5
-from tests.experiments.smoke_test import QUICK, run
+from specjax.request import prepare
+from tests.experiments.smoke_test import run
 
 CONFIG = t5.T5Config(24, 16, 4, 16, 2, 1, 2)  # more decoder layers than encoder layers
 IDS = np.array([5, 9, 3, 1])
@@ -29,7 +30,7 @@ def params():
 
 
 def greedy(params, **options):
-    request = decode.prepare(
+    request = prepare(
         t5.T5Network(CONFIG), params, IDS[None], np.ones((1, 4), bool), seed=0, max_new_tokens=12, **options
     )
     done = jax.device_get(decode.jitted_generate(*request))
@@ -77,7 +78,7 @@ def test_peers_of_a_shape(tmp_path):
     done = run(
         "peers", "--shape=1x64", "--draft_shape=1x32", "--num_draft=2", "--num_examples=1", "--alpha=1",
         "--max_new_tokens=6", "--source_length=8", "--repeats=2", "--peers=transformers",
-        f"--output={tmp_path}", **QUICK,
+        f"--output={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *rows, floor = json.loads((tmp_path / "results.json").read_text())["rows"]

@@ -50,9 +50,13 @@ def pair(corpus):
     return corpus
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}  # compiled as a user's
+
+
 def run(module, *flags, stdin=None, **settings):
     command = [sys.executable, "-m", f"experiments.{module}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    environment = {**ENVIRONMENT, **settings}
     return subprocess.run(
         command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
     )
@@ -63,7 +67,7 @@ def test_generate_compares_both_arms_and_answers_line_by_line(pair, tmp_path):
     done = run(
         "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2", "--temperature=0,1",
         "--max_new_tokens=8", "--repeats=2", f"--output={tmp_path}", "--show_rounds=1",
-        stdin="the dog\n\na man runs\n",
+        stdin="the dog\n\na man runs\n", **OPTIMIZED,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "text-decoration: line-through" in (tmp_path / "rounds_t1.html").read_text()
@@ -95,8 +99,7 @@ def test_generate_once_is_killed_and_goes_on(pair, tmp_path):
 
     journal = tmp_path / "killed" / "journal.jsonl"
     command = [sys.executable, "-m", "experiments.generate", *flags("killed")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    killed = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     while killed.poll() is None:
         if journal.exists() and journal.read_text().count("\n") > 3:
             killed.kill()
@@ -123,7 +126,6 @@ def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
     assert plain["speedup"] > 0 and (tmp_path / "throughput.png").exists()
 
 
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in half the time
 TINY_TRAINING = (
     "--source_prefix=", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",
     "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2", "--warmup_steps=0",
@@ -132,7 +134,7 @@ TINY_TRAINING = (
 
 def train(corpus, folder, *flags):
     paths = [f"--data_dir={corpus}", f"--output={folder}/run", f"--export={folder}/model"]
-    return run("train", *paths, *TINY_TRAINING, *flags, **QUICK, JAX_NUM_CPU_DEVICES="2")
+    return run("train", *paths, *TINY_TRAINING, *flags, JAX_NUM_CPU_DEVICES="2")
 
 
 @pytest.mark.slow
@@ -195,7 +197,7 @@ def test_generate_takes_rules_trees_and_options(pair):
         "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2,2x1",
         "--temperature=0,1", "--rule=multi_round", "--top_p=0.9", "--top_k=10", "--min_p=0.01",
         "--repetition_penalty=1.2", "--min_new_tokens=3", "--max_new_tokens=8", "--repeats=0",
-        stdin="the dog\na man runs\n",
+        stdin="the dog\na man runs\n", **OPTIMIZED,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 of 2") == 2 and "2x1" in done.stdout
@@ -225,7 +227,7 @@ def test_losslessness_draws_tests_and_plots(pair, tmp_path):
     done = run(
         "losslessness", "--parts=drawn", f"--target={pair}/target", f"--draft={pair}/draft",
         "--source=the dog", "--source=a man runs", "--num_draws=4096", "--batch_size=512",
-        f"--output={tmp_path}", **QUICK,
+        f"--output={tmp_path}",
     )  # fmt: skip
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     lossless = [row for row in rows if row["lossless"]]
@@ -241,12 +243,12 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
         "--num_test=8", "--batch_size=8", "--buckets=16", "--report_every=2", f"--output={tmp_path}",
         f"--export={tmp_path}/best",
     ]  # fmt: skip
-    first = run("distill", *flags, "--num_steps=4", **QUICK)
+    first = run("distill", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
     shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
-    second = run("distill", *flags, "--num_steps=4", **QUICK)
+    second = run("distill", *flags, "--num_steps=4")
     assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
-    other = run("distill", *flags, "--num_steps=6", **QUICK)
+    other = run("distill", *flags, "--num_steps=6")
     assert other.returncode != 0 and "num_steps=6, but" in other.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["arm"] for row in rows][:2] == ["before", "likelihood:data"] and len(rows) == 4
@@ -264,14 +266,14 @@ def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
         "--num_draft_ids=12", "--num_steps_ahead=2", "--num_held_out=8", "--batch_size=8", "--buckets=16",
         "--report_every=2", f"--output={tmp_path}", f"--export={tmp_path}/heads",
     ]  # fmt: skip
-    first = run("train_heads", *flags, "--num_steps=4", **QUICK)
+    first = run("train_heads", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
     shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
     whole = (tmp_path / "heads" / "heads.safetensors").read_bytes()
-    second = run("train_heads", *flags, "--num_steps=4", **QUICK)
+    second = run("train_heads", *flags, "--num_steps=4")
     assert "resumed at step 2" in second.stdout, second.stderr
     assert (tmp_path / "heads" / "heads.safetensors").read_bytes() == whole
-    other = run("train_heads", *flags, "--num_steps=6", **QUICK)
+    other = run("train_heads", *flags, "--num_steps=6")
     assert other.returncode != 0 and "num_steps=6, but" in other.stderr
     done = run(
         "generate", f"--target={pair}/target", f"--heads={tmp_path}/heads", "--temperature=0",
@@ -292,7 +294,7 @@ def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
     done = run(
         "choose_draft", f"--target={pair}/target", f"--draft={pair}/draft", f"--draft={pair}/target",
         f"--input={lines}", "--num_draft=1,2", "--temperature=0", "--max_new_tokens=8", "--measure=2",
-        f"--output={tmp_path}", **QUICK,
+        f"--output={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
@@ -319,7 +321,6 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         "--batch_size=1,3",
         "--repeats=2",
         f"--output={tmp_path}",
-        **QUICK,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
@@ -330,7 +331,7 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
     for name in ("alpha", "tokens_per_target_call"):
         assert rows[0][name] == rows[1][name]  # a row of a batch does not depend on its mates
-    again = run("speedup", f"--pair={one}", *common, "--repeats=0", f"--output={tmp_path}/again", **QUICK)
+    again = run("speedup", f"--pair={one}", *common, "--repeats=0", f"--output={tmp_path}/again")
     assert again.returncode == 0, again.stderr
     (repeated,) = json.loads((tmp_path / "again" / "results.json").read_text())["rows"]
     same = ("alpha", "tokens_per_target_call", "num_tokens", "quality", "target_entropy")
@@ -347,7 +348,7 @@ def test_speedup_refuses_a_pair_of_an_unknown_task(pair):
 def test_walltime_measures_shapes(tmp_path):
     done = run(
         "walltime", "--target=1x64", "--draft=1x32", "--alpha=0,1", "--num_draft=2", "--max_num_new=2",
-        "--max_new_tokens=9", "--repeats=2", "--num_runs=2", f"--output={tmp_path}", **QUICK,
+        "--max_new_tokens=9", "--repeats=2", "--num_runs=2", f"--output={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]

@@ -13,6 +13,7 @@ from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.models import heads_io, t5
 from specjax.models.heads import HeadsConfig, HeadsNetwork
+from specjax.request import prepare
 from specjax.training import heads as heads_training
 
 TARGET = t5.T5Config(24, 16, 4, 32, 4, 2, 3)
@@ -54,7 +55,7 @@ def drafter_of(network):
 
 def drafts_of_rounds(drafter, params, target_params, num_new=24):
     """`(tokens committed before a round, what was drafted in it)` of both rows, and the whole texts."""
-    prepared = decode.prepare(
+    prepared = prepare(
         t5.T5Network(TARGET), target_params, SOURCE, MASK, drafter=drafter, drafter_params=params,
         max_new_tokens=num_new, seed=0, eos_ids=(),
     )  # fmt: skip

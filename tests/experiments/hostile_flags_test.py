@@ -1,0 +1,86 @@
+"""Experiments that are asked for what cannot be: one sentence that names the flag, and nothing written."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.experiments.smoke_test import ENVIRONMENT, ROOT
+
+# One process for all flags of an experiment: what an earlier run had set is forgotten before each.
+PROGRAM = """
+import contextlib, importlib, io, json, sys
+from absl import flags
+
+module, start = (importlib.import_module(f"experiments.{name}") for name in (sys.argv[1], "start"))
+found = []
+for given in json.loads(sys.argv[2]):
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    sys.argv = [f"{sys.argv[0]}.py", *given]
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stderr(said):
+        try:
+            start.run(module.main)
+        except SystemExit as error:
+            code = error.code
+    found.append([code, said.getvalue()])
+print(json.dumps(found))
+"""
+
+# experiment -> flags, words. {} is a folder with the files that are named here.
+ASKED = {
+    "generate": [
+        ("--target=t --input={}/nowhere", "no text file .*nowhere"),
+        ("--target=t", "there is no text in it"),
+        ("--target={}/nowhere --input={}/file", "no directory"),
+        ("--target={}/file --input={}/file", "is a file: give the directory"),
+        ("--target={}/empty --input={}/file", "has no config.json"),
+        ("--target=t --batch_size=0", "batch_size.*=0"),
+        ("--target=t --batch_size=two", "batch_size=two"),
+        ("--target=t --repeats=-1", "repeats=-1"),
+        ("--target=t --dtype=float8", "dtype=float8"),
+        ("--target=t --temperature=warm --input={}/file", "--temperature=warm: give numbers"),
+        ("--target=t --rule=fair --input={}/file", "--rule=fair: give one of"),
+        ("--target=t --num_drafts=3", "Unknown command line flag 'num_drafts'"),
+    ],
+    "train": [
+        ("", "--data_dir"),
+        ("--data_dir={}/empty --output={}/run --task=chess", "task=chess"),
+        ("--data_dir={}/empty --output={}/run --splits=train", "--splits=train: give two"),
+        ("--data_dir={}/empty --output={}/run", "empty"),
+        ("--data_dir={}/empty --output={}/run --batch_size=0", "batch_size=0"),
+        ("--data_dir={}/empty --output={}/run --num_steps=-1", "num_steps=-1"),
+        ("--data_dir={}/empty --output={}/run --optimizer=sgd", "optimizer=sgd"),
+    ],
+    "walltime": [
+        ("--target=huge", "'huge' is no shape"),
+        ("--target=1x64 --draft=1x32 --num_draft=0", "--num_draft=0: give whole numbers"),
+        ("--target=1x64 --draft=1x32 --alpha=high", "--alpha=high: give numbers"),
+        ("--target=1x64 --draft=1x32 --alpha=2", "--alpha=2: give chances"),
+        ("--target=1x64 --dtype=int4", "dtype=int4"),
+    ],
+    "peers": [("--target={}/a --draft={}/b --peers=tensorrt", "--peers=tensorrt: give some of transformers")],
+    "lower": [("--target=t5-huge", "t5-huge"), ("--mesh=2by4", "2by4"), ("--batch_size=0", "batch_size=0")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ASKED)
+def test_what_cannot_be_is_said_in_a_sentence(experiment, tmp_path):
+    (tmp_path / "file").write_text("mine\n")
+    (tmp_path / "empty").mkdir()
+    asked = [flags.replace("{}", str(tmp_path)).split() for flags, _ in ASKED[experiment]]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, experiment, json.dumps(asked)], cwd=ROOT, env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for (flags, words), (code, said) in zip(ASKED[experiment], found, strict=True):
+        assert code, flags
+        assert re.search(words, said) and "Traceback" not in said, f"{flags}: {said}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+    assert (tmp_path / "file").read_text() == "mine\n" and not list((tmp_path / "empty").iterdir())
