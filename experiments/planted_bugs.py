@@ -14,7 +14,6 @@ noise), caches and stops, and the traps of block and tree verification.
 
 import contextlib
 import dataclasses
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,7 +157,7 @@ BUGS: dict[str, Bug] = {
     ),
     "draft_tree_path_not_kept": Bug(
         model_tree, "cache_lib", faults.by(
-            types.SimpleNamespace(keep_path=lambda cache, root, path: cache, rollback=cache.rollback)
+            round_faults.cache_with(keep_path=lambda cache, root, path: cache)
         ),
         "twin", Case(vocab_size=2, branching=(2, 1, 1), num_tokens=6),
     ),

@@ -153,17 +153,22 @@ def temperature_one(process):
 # ---- caches
 
 
+def cache_with(**functions: Callable) -> types.SimpleNamespace:
+    """The functions of `specjax.cache`, some of them others."""
+    return types.SimpleNamespace(**{**vars(cache), **functions})
+
+
 def rollback_by(offset: int) -> Callable:
-    def change(original):
-        return types.SimpleNamespace(
-            rollback=lambda value, length: cache.rollback(value, jnp.maximum(length + offset, 0)),
-            keep_path=cache.keep_path,
-        )
+    def rollback(value, length):
+        return cache.rollback(value, jnp.maximum(length + offset, 0))
 
-    return change
+    def trim(value, length):
+        return rollback(value, jnp.minimum(value.length, length))
+
+    return lambda original: cache_with(rollback=rollback, trim=trim)
 
 
-NO_ROLLBACK = types.SimpleNamespace(rollback=lambda value, length: value, keep_path=cache.keep_path)
+NO_ROLLBACK = cache_with(rollback=lambda value, length: value)
 
 
 def write_at_first_rows_start(write):

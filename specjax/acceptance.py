@@ -3,9 +3,9 @@
 Axes: B rows, K drafts of a chain, N nodes of a tree, V vocabulary. p is the target's distribution,
 q the draft's.
 
-Every rule takes (draws, draft, target_probs): streams ACCEPT and NEXT of `draws`; a `Draft`; and
-`target_probs` `[B, N + 1, V]`, p after each token of the call. Every verdict keeps at most
-`draft.num_drafted` tokens.
+A rule takes (draws, draft, target_probs): streams ACCEPT and NEXT of `draws`; a `Draft`; and
+`target_probs` `[B, N + 1, V]`, p after each token of the call. `greedy`, the rule of the greedy program,
+takes the target's argmax ids in place of draws and p. Every verdict keeps at most `draft.num_drafted` tokens.
 
 | rule | judges | law of the output |
 | --- | --- | --- |
@@ -162,8 +162,9 @@ class _Walk(NamedTuple):
 def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
     """Recursive rejection over the children of a node: the law p, for trees and chains.
 
-    With replacement: SpecInfer (Miao et al. 2024, algorithm 2). Without: Jeon et al. 2024 and
-    Sequoia (Chen et al. 2024). At a node, P = p and Q = q; each child x in the order drawn is accepted
+    With replacement: SpecInfer (Miao et al. 2024, algorithm 2). Without: recursive rejection (Jeon et al.
+    2024, arXiv 2402.14160) and Sequoia (Chen et al. 2024, arXiv 2402.12374).
+    At a node, P = p and Q = q; each child x in the order drawn is accepted
     with probability P(x) / Q(x), else P becomes max(P - Q, 0), normalised, and, where siblings were
     drawn without replacement, Q loses x. When no child is accepted the next token comes from P.
     Deterministic children have a one-hot Q each.

@@ -151,9 +151,18 @@ def memory(
       batch_size, num_source, num_slots: B, S, T.
       num_new: N, tokens of a decoder call: K + 1 for a target, 1 for a draft.
     """
-    width = 2 * batch_size * config.num_decoder_layers * config.num_heads * config.d_kv * bytes_per_number
-    logits = 2 * batch_size * num_new * config.vocab_size * 4
-    return Memory(num_params * bytes_per_number, width * num_slots, width * num_source, logits)
+    num_bytes, heads = num_params * bytes_per_number, config.num_heads
+    return _memory(config, num_bytes, batch_size, heads, num_source, num_slots, num_new, bytes_per_number)
+
+
+def _memory(
+    config: Any, num_bytes: int, rows: int, heads: int, num_source: int, num_slots: int, num_new: int,
+    itemsize: int,
+) -> Memory:  # fmt: skip
+    """What `num_bytes` of weights take with `rows` of the batch and `heads` of the model beside them."""
+    width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
+    logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
+    return Memory(num_bytes, width * num_slots, width * num_source, logits)
 
 
 class Call(NamedTuple):
@@ -220,6 +229,4 @@ def memory_per_device(
     for leaf in jax.tree.leaves(params):
         itemsize = leaf.dtype.itemsize
         num_bytes += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
-    logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
-    return Memory(num_bytes, width * num_slots, width * num_source, logits)
+    return _memory(config, num_bytes, rows, heads, num_source, num_slots, num_new, itemsize)

@@ -63,6 +63,9 @@ def generate(
       truncate: cut sources over 512 tokens instead of refusing them.
       on_round: called after every round with the ids that each row emitted in it.
 
+    Returns:
+      One entry per prompt and sample, in the order of the prompts.
+
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
@@ -144,7 +147,7 @@ def generate_all(
         raise ValueError(f"num_refilled={num_refilled}: must divide batch_size={batch_size}")
     if journal is not None and jax.process_count() > 1:
         raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
-    rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
+    rows = texts.source_ids(target.tokenizer, prompts, truncate)
     seeds = np.asarray(request_lib.row_seeds(seed, len(prompts)))
     options: dict[str, Any] = dict(
         drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
@@ -223,8 +226,7 @@ def prepare(
     return request_lib.prepare(
         target.network, target.params, source_ids, source_mask,
         drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,
-        pad_id=target.config.pad_id, start_id=target.config.start_id, num_ids=target.num_ids,
-        **{"eos_ids": (target.config.eos_id,), **options},
+        num_ids=target.num_ids, **target.config.special_ids | options,
     )  # fmt: skip
 
 
@@ -245,7 +247,7 @@ def encode_sources(
     Raises:
       ValueError: a source is over the limit and `truncate` is False.
     """
-    rows = texts.source_ids(target.tokenizer, prompts, target.config.eos_id, truncate)
+    rows = texts.source_ids(target.tokenizer, prompts, truncate)
     width = data.bucket(max(map(len, rows)), data.SOURCE_BUCKETS)
     return data.pad(rows, width, target.config.pad_id)
 

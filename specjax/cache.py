@@ -71,6 +71,25 @@ def rollback(cache: Cache, length: jax.Array) -> Cache:
     return cache.replace(length=length)
 
 
+def trim(cache: Cache, length: jax.Array) -> Cache:
+    """`rollback` of the rows that hold more than `length` `[B]`; the others stay as they are."""
+    return rollback(cache, jnp.minimum(cache.length, length))
+
+
+def append(buffer: jax.Array, new: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+    """Writes each row's first `count` entries of `new` at its `start`, nothing else.
+
+    Args:
+      buffer: `[B, T, ...]`.
+      new: `[B, N, ...]`.
+      start, count: `[B]`.
+    """
+    offsets = jnp.arange(new.shape[1])[None, :]
+    slots = jnp.where(offsets < count[:, None], start[:, None] + offsets, buffer.shape[1])
+    rows = jnp.arange(buffer.shape[0])[:, None]
+    return buffer.at[rows, slots].set(new.astype(buffer.dtype), mode="drop")
+
+
 def keep_path(cache: Cache, root: jax.Array, path: jax.Array) -> Cache:
     """Moves the accepted nodes of a tree behind its root, in order; `length` stays as it is.
 

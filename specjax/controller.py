@@ -9,7 +9,7 @@ Axes: B rows, K drafts.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +17,8 @@ import numpy as np
 from flax import struct
 
 from specjax.drafters import BoundDrafter
+from specjax.drafters.around import Around
 from specjax.types import Context, Draft, Draws, Params, Round
-
-
-class AdaptableDrafter(Protocol):
-    """A drafter that can be told how many tokens each row wants (of a tree: all or none)."""
-
-    @property
-    def num_draft(self) -> int: ...
-
-    @property
-    def max_depth(self) -> int: ...
-
-    def init(self, params: Params, context: Context, prefix_width: int) -> Any: ...
-
-    def propose_up_to(
-        self, params: Params, state: Any, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, Any]: ...
-
-    def commit(self, params: Params, state: Any, round: Round) -> Any: ...
 
 
 class AdaptiveState(struct.PyTreeNode):
@@ -52,7 +35,7 @@ class AdaptiveState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveDrafter:
+class AdaptiveDrafter(Around):
     """Lets each row draft as many tokens as its own history says pay best; 0 is a plain step.
 
     The row's alpha is estimated from its accepted and tested drafts, `decay` times less for each
@@ -64,13 +47,12 @@ class AdaptiveDrafter:
     a chain as deep would have at `prior_alpha`, is above its cost.
 
     Attributes:
-      inner: what drafts.
+      inner: what drafts; it has `propose_up_to`.
       lengths: growing; the last is the inner drafter's K; 0 may be among them.
       costs: of a round of each length, over a plain step: v(K) + K c + o, and 1 for 0.
       decay, prior_alpha, prior_weight: see above.
     """
 
-    inner: AdaptableDrafter
     lengths: tuple[int, ...]
     costs: tuple[float, ...]
     decay: float = 0.9
@@ -78,28 +60,8 @@ class AdaptiveDrafter:
     prior_weight: float = 2.0
 
     @property
-    def network(self) -> Any:
-        """Of the inner drafter, for the checks of vocabularies."""
-        return self.inner.network  # type: ignore[attr-defined]
-
-    @property
-    def share_encoder(self) -> bool:
-        """Of the inner drafter."""
-        return getattr(self.inner, "share_encoder", False)
-
-    @property
-    def num_draft(self) -> int:
-        """K, the largest length."""
-        return self.inner.num_draft
-
-    @property
-    def max_depth(self) -> int:
-        """K; of a tree its depth."""
-        return self.inner.max_depth
-
-    @property
-    def drafts_trees(self) -> bool:
-        """Whether the inner drafter does."""
+    def is_tree(self) -> bool:
+        """Whether the inner drafter drafts trees."""
         return getattr(self.inner, "drafts_trees", False)
 
     @property
@@ -116,19 +78,20 @@ class AdaptiveDrafter:
         self, params: Params, state: AdaptiveState, context: Context, draws: Draws | None
     ) -> tuple[Draft, AdaptiveState]:
         """Up to each row's own length."""
-        wanted = jnp.minimum(self.wanted(state), jnp.maximum(context.room - 1, 0))
+        wanted = jnp.minimum(self.wanted(state), context.draft_budget)
         draft, inner = self.inner.propose_up_to(params, state.inner, context, draws, wanted)
         return draft, state.replace(inner=inner)
 
     def wanted(self, state: AdaptiveState) -> jax.Array:
         """`[B]`, the length that pays best for each row."""
-        if self.drafts_trees:
+        if self.is_tree:
             prior = sum(self.prior_alpha**depth for depth in range(1, self.max_depth + 1))
             mean = (state.accepted + self.prior_weight * prior) / (state.tested + self.prior_weight)
             return jnp.where(1 + mean > self.costs[-1], self.num_draft, 0).astype(jnp.int32)
         alpha = state.accepted + self.prior_weight * self.prior_alpha
         alpha = jnp.minimum(alpha / (state.tested + self.prior_weight), 0.99)[:, None]
         lengths = np.array(self.lengths, np.float32)
+        # Leviathan et al. 2023, equation 1: what a round emits on average.
         tokens = (1 - alpha ** (lengths + 1)[None, :]) / (1 - alpha)
         best = jnp.argmax(tokens / np.array(self.costs, np.float32)[None, :], axis=1)
         return jnp.asarray(self.lengths, jnp.int32)[best]
@@ -136,7 +99,7 @@ class AdaptiveDrafter:
     def commit(self, params: Params, state: AdaptiveState, round: Round) -> AdaptiveState:
         """Adds the round to each row's history."""
         accepted = jnp.minimum(round.verdict.num_accepted, round.draft.num_drafted)
-        most = jnp.minimum(1, round.draft.num_drafted) if self.drafts_trees else round.draft.num_drafted
+        most = jnp.minimum(1, round.draft.num_drafted) if self.is_tree else round.draft.num_drafted
         tested = jnp.minimum(round.verdict.num_accepted + 1, most)
         return AdaptiveState(
             self.inner.commit(params, state.inner, round),

@@ -26,10 +26,14 @@ OnRound = Callable[[list[list[int]]], None]
 Stop = Callable[[list[int], int], int | None]
 
 
+def round_draws(state: LoopState, sampled: bool) -> draws.KeyDraws | None:
+    """The keys of the round that comes next; None in the greedy program."""
+    return draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+
+
 def step(program: Program, params: AllParams, state: LoopState, sampled: bool) -> LoopState:
     """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
-    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
-    return one_round(program, params, state, keys)
+    return one_round(program, params, state, round_draws(state, sampled))
 
 
 def run(
@@ -65,9 +69,11 @@ def finish(program: Program, state: LoopState) -> Generation:
 
 @functools.partial(jax.jit, static_argnums=0)
 def jitted_generate(program: Program, params: AllParams, inputs: dict[str, Any]) -> Generation:
+    """A request from prefill to result, one compiled program."""
     return finish(program, run(program, params, prefill(program, params, **inputs)))
 
 
+# The parts of it, compiled one by one: for loops on the host, and for timing.
 jitted_prefill = jax.jit(prefill, static_argnums=0)
 jitted_run = jax.jit(run, static_argnums=0)
 jitted_finish = jax.jit(finish, static_argnums=0)

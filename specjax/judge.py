@@ -16,15 +16,26 @@ from specjax.types import Context, Draft, Params, Verdict
 
 
 class Judged(NamedTuple):
-    """What the target says to a draft. Axes N and D are the drafter's, however narrow the call was."""
+    """What the target says to a draft. Axes N and D are the drafter's, however narrow the call was.
+
+    Attributes:
+      verdict: of the rule.
+      emitted: `[B, D + 1]`, the accepted tokens, then `next_token` in all places.
+      log_probs: `[B, D + 1, 2] float32` of `emitted`, raw and processed.
+      finite: `[B, D + 1] bool`, whether the logits that they were judged by are numbers.
+      logits: `[B, N + 1, V]` of the target.
+      features: `[B, N + 1, F]` of the target.
+      target_probs: `[B, N + 1, V]`, p; None in the greedy program.
+      cache: the target's, with the call's tokens in it.
+    """
 
     verdict: Verdict
-    emitted: jax.Array  # [B, D + 1]
-    log_probs: jax.Array  # [B, D + 1, 2]
-    finite: jax.Array  # [B, D + 1]
-    logits: jax.Array  # [B, N + 1, V]
-    features: jax.Array  # [B, N + 1, F]
-    target_probs: jax.Array | None  # [B, N + 1, V]
+    emitted: jax.Array
+    log_probs: jax.Array
+    finite: jax.Array
+    logits: jax.Array
+    features: jax.Array
+    target_probs: jax.Array | None
     cache: Any
 
 
@@ -37,7 +48,16 @@ def judge(
     draft: Draft,
     draws: Any,
 ) -> Judged:
-    """One target call on the last token and the first `width` drafts, and the rule's verdict."""
+    """One target call on the last token and the first `width` drafts, and the rule's verdict.
+
+    Args:
+      program: static.
+      width: drafts that the call has room for: N, or, for a tree, 0. Static.
+      target_params, cache: of the target; the cache holds all committed tokens but the last.
+      context: before the round.
+      draft: what was proposed; of a chain no more than `width` tokens.
+      draws: this round's randomness, or None for the greedy program.
+    """
     num_draft, max_depth, is_tree = draft.tokens.shape[1], draft.max_depth, draft.tree is not None
     if width < num_draft:
         assert width == 0 or not is_tree  # a tree is drafted whole or not at all
@@ -110,8 +130,7 @@ def _log_probs(
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
     at_emitted = functools.partial(jnp.take_along_axis, indices=emitted[..., None], axis=-1)
     if verdict.path is not None:  # each token was emitted after the node before it on the path
-        path = jnp.pad(verdict.path, ((0, 0), (1, 0)))
-        along = functools.partial(jnp.take_along_axis, indices=path[..., None], axis=1)
+        along = functools.partial(jnp.take_along_axis, indices=verdict.call_positions[..., None], axis=1)
         logits, log_normaliser = along(logits), along(log_normaliser[..., None])[..., 0]
         target_probs = None if target_probs is None else along(target_probs)
     raw = at_emitted(logits)[..., 0] - log_normaliser

@@ -39,7 +39,7 @@ class Model:
     @property
     def num_ids(self) -> int | None:
         """Ids that the tokenizer knows, where the vocabulary has padding rows beyond them; None: all."""
-        known = len(self.tokenizer)
+        known = self.config.vocab_size if self.tokenizer is None else len(self.tokenizer)
         return known if known < self.config.vocab_size else None
 
     @property

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from specjax.types import AcceptanceRule, Context, Drafter, FinishReason, Network, Params, Stats
@@ -76,6 +77,25 @@ class LoopState(struct.PyTreeNode):
     log_probs: jax.Array
     finish_reason: jax.Array
     stats: Stats
+
+    @classmethod
+    def begin(
+        cls, program: Program, context: Context, cache: Any, drafter_state: Any, seeds: jax.Array
+    ) -> "LoopState":
+        """The state before the first round; a row without room has ended."""
+        count = jnp.zeros_like(context.length)
+        by_position = jnp.zeros((len(count), program.max_depth), jnp.int32)
+        return cls(
+            context=context,
+            cache=cache,
+            drafter_state=drafter_state,
+            seeds=seeds,
+            log_probs=jnp.zeros((*context.tokens.shape, 2), jnp.float32),
+            finish_reason=jnp.where(context.room > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(
+                jnp.int32
+            ),
+            stats=Stats(count, count, by_position, by_position, count),
+        )
 
     @property
     def running(self) -> jax.Array:

@@ -52,20 +52,10 @@ def prefill(
     context = Context(
         tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen, limit
     )
-    count = jnp.zeros(num_rows, jnp.int32)
-    by_position = jnp.zeros((num_rows, program.max_depth), jnp.int32)
     drafter_state = None
     if program.drafter is not None:
         drafter_state = program.drafter.init(params.drafter, context, program.prefix_width)
-    return LoopState(
-        context=context,
-        cache=cache,
-        drafter_state=drafter_state,
-        seeds=seeds,
-        log_probs=jnp.zeros((*tokens.shape, 2), jnp.float32),
-        finish_reason=jnp.where(limit > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
-        stats=Stats(count, count, by_position, by_position, count),
-    )
+    return LoopState.begin(program, context, cache, drafter_state, seeds)
 
 
 def one_round(program: Program, params: AllParams, state: LoopState, draws: Any) -> LoopState:
@@ -90,7 +80,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
     count, reason = _cut(program, state, emitted, verdict.num_accepted + 1, judged.finite)
     kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
     context = context.replace(
-        tokens=_append(context.tokens, emitted, context.length, count),
+        tokens=cache_lib.append(context.tokens, emitted, context.length, count),
         length=context.length + count,
         seen=None if context.seen is None else _see(context.seen, emitted, kept),
         room=jnp.where(reason == FinishReason.RUNNING, context.room - count, 0),
@@ -105,7 +95,7 @@ def one_round(program: Program, params: AllParams, state: LoopState, draws: Any)
         context=context,
         cache=cache_lib.rollback(cache, context.length - 1),
         drafter_state=drafter_state,
-        log_probs=_append(state.log_probs, judged.log_probs, state.context.length, count),
+        log_probs=cache_lib.append(state.log_probs, judged.log_probs, state.context.length, count),
         finish_reason=reason,
         stats=_count(state, draft, verdict.num_accepted, count),
     )
@@ -153,14 +143,13 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     if program.drafter is None:
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, context, draws)
-    # A round emits one token beside the drafts; nothing follows an end token, nor an id that does not exist.
-    budget = jnp.maximum(context.room - 1, 0)
+    # Nothing follows an end token, nor an id that does not exist.
     is_eos = _is_eos(program, draft.tokens)
     unknown = draft.tokens >= (context.options.num_ids or program.target.vocab_size)
     if draft.tree is not None:
-        return _cut_tree(draft, is_eos, unknown, budget), drafter_state
+        return _cut_tree(draft, is_eos, unknown, context.draft_budget), drafter_state
     useful = jnp.minimum(_first(is_eos) + 1, _first(unknown))
-    num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, budget), useful).astype(jnp.int32)
+    num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, context.draft_budget), useful).astype(jnp.int32)
     return draft.replace(num_drafted=num_drafted), drafter_state
 
 
@@ -181,8 +170,7 @@ def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.A
     itself = jnp.eye(above.shape[1], dtype=bool)[None]
     ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
     unknown = (above[:, 1:, 1:] & unknown[:, None]).any(-1)
-    valid = draft.tree.valid & (depth <= budget[:, None]) & ~ended & ~unknown
-    return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))
+    return tree_lib.keep_nodes(draft, (depth <= budget[:, None]) & ~ended & ~unknown)
 
 
 def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:
@@ -198,10 +186,7 @@ def _cut(
     The earliest stop decides: an end token (kept), a position whose logits are not finite
     (`finite` `[B, D + 1]`; its token is not kept), the row's limit.
     """
-    big = emitted.shape[1] + 1
-    is_eos = _is_eos(program, emitted)
-    eos = jnp.where(is_eos.any(1), is_eos.argmax(1) + 1, big)
-    nonfinite = jnp.where(finite.all(1), big, (~finite).argmax(1))
+    eos, nonfinite = _first(_is_eos(program, emitted)) + 1, _first(~finite)
     room = state.context.room
     count = jnp.where(state.running, count, 0)
     kept = jnp.minimum(jnp.minimum(count, room), jnp.minimum(eos, nonfinite)).astype(jnp.int32)
@@ -209,14 +194,6 @@ def _cut(
     reason = jnp.where(kept == room, FinishReason.LENGTH, reason)
     reason = jnp.where(kept == eos, FinishReason.EOS, reason)
     return kept, jnp.where(state.running, reason, state.finish_reason).astype(jnp.int32)
-
-
-def _append(buffer: jax.Array, new: jax.Array, length: jax.Array, count: jax.Array) -> jax.Array:
-    """Writes each row's first `count` entries of `new` `[B, N]` at its `length`, nothing else."""
-    offsets = jnp.arange(new.shape[1])[None, :]
-    slots = jnp.where(offsets < count[:, None], length[:, None] + offsets, buffer.shape[1])
-    rows = jnp.arange(buffer.shape[0])[:, None]
-    return buffer.at[rows, slots].set(new.astype(buffer.dtype), mode="drop")
 
 
 def _see(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:

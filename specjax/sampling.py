@@ -137,6 +137,9 @@ def history(context: Context, drafted: jax.Array, before: jax.Array) -> History:
       context: committed tokens.
       drafted: `[B, K]` drafted tokens.
       before: `[1 or B, N, K] bool`, True where a drafted token precedes a position.
+
+    Returns:
+      A `History` of N positions.
     """
     before = jnp.broadcast_to(before, (drafted.shape[0], *before.shape[1:]))
     committed = (context.length - context.prefix_length)[:, None]

@@ -175,7 +175,7 @@ def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        name = "/".join(str(key.key) for key in path)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         spec = _find(rules, name)
         for axis, part in enumerate(spec):
             if part is not None and leaf.shape[axis] % mesh.shape[part]:

@@ -67,9 +67,7 @@ def check_tokenizers(target: Any, draft: Any) -> None:
     )
 
 
-def source_ids(
-    tokenizer: Any, prompts: Sequence[str], eos_id: int, truncate: bool = False
-) -> list[list[int]]:
+def source_ids(tokenizer: Any, prompts: Sequence[str], truncate: bool = False) -> list[list[int]]:
     """The ids of every prompt, the end token last.
 
     Raises:
@@ -82,7 +80,7 @@ def source_ids(
             f"prompts[{longest}] has {len(rows[longest])} tokens, over the limit of {MAX_SOURCE_LENGTH}: "
             "shorten it, or pass truncate=True"
         )
-    return [r if len(r) <= MAX_SOURCE_LENGTH else [*r[: MAX_SOURCE_LENGTH - 1], eos_id] for r in rows]
+    return [data.truncate(row, MAX_SOURCE_LENGTH) for row in rows]
 
 
 def encode_prefixes(

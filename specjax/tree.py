@@ -119,13 +119,45 @@ def layout(tree: Tree, start: jax.Array, num_slots: int, first: int = 0, last: i
     """
     above = ancestors(tree)
     depth = depths_of(above)
-    num_call = above.shape[1]
+    return layout_of(above[:, first:last], depth[:, first:last], depth, start, num_slots)
+
+
+def layout_of(
+    above: jax.Array, depth: jax.Array, key_depth: jax.Array, start: jax.Array, num_slots: int
+) -> Layout:
+    """The layout of N nodes beside E entries that lie from slot `start` on; they see all before `start`.
+
+    Args:
+      above: `[B, N, E] bool`, which of the entries a node sees.
+      depth: `[1 or B, N]`, how far behind `start` each node stands in the text.
+      key_depth: `[1 or B, E]`, the same of the entries.
+      start: `[B]`.
+      num_slots: T. Static.
+    """
+    num_entries = above.shape[2]
     slots = jnp.arange(num_slots)[None, :]
-    node = slots - start[:, None]  # the call position that each slot holds
-    in_call = (node >= 0) & (node < num_call)
-    node = jnp.clip(node, 0, num_call - 1)
-    key_positions = jnp.where(in_call, start[:, None] + jnp.take_along_axis(depth, node, axis=1), slots)
-    part = above[:, first:last]
-    seen = jnp.take_along_axis(part, jnp.broadcast_to(node[:, None], (*part.shape[:2], num_slots)), axis=2)
-    visible = jnp.where(in_call[:, None], seen, (slots < start[:, None])[:, None])
-    return Layout(start[:, None] + depth[:, first:last], key_positions, visible)
+    entry = slots - start[:, None]  # which one each slot holds
+    is_entry = (entry >= 0) & (entry < num_entries)
+    entry = jnp.clip(entry, 0, num_entries - 1)
+    key_depth = jnp.broadcast_to(key_depth, (len(start), num_entries))
+    positions = jnp.where(is_entry, start[:, None] + jnp.take_along_axis(key_depth, entry, axis=1), slots)
+    index = jnp.broadcast_to(entry[:, None], (*above.shape[:2], num_slots))
+    seen = jnp.take_along_axis(above, index, axis=2)
+    visible = jnp.where(is_entry[:, None], seen, (slots < start[:, None])[:, None])
+    return Layout(start[:, None] + depth, positions, visible)
+
+
+def draft(
+    tree: Tree, tokens: jax.Array, probs: jax.Array | None = None, with_replacement: bool = False,
+    num_candidates: int | None = None,
+) -> Draft:  # fmt: skip
+    """The draft of a tree's valid nodes; the others as of `types.Draft`."""
+    num_drafted = tree.valid.sum(1, dtype=jnp.int32)
+    return Draft(tokens, num_drafted, probs, tree, with_replacement, num_candidates)
+
+
+def keep_nodes(draft: Draft, kept: jax.Array) -> Draft:
+    """The draft without the nodes that are not among `kept` `[B, N] bool`."""
+    assert draft.tree is not None
+    valid = draft.tree.valid & kept
+    return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))

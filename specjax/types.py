@@ -1,7 +1,8 @@
 """The values that travel through a round, and the callables that make them.
 
 Axes, always in this order: B rows, K drafts, N token positions fed to a decoder call or nodes of a
-tree, V vocabulary, T cache slots, S source length, L layers, H heads, D head width, M model width.
+tree, P of them with children, D depth of a draft, V vocabulary, T cache slots, S source length, M model
+width, F width of the features (M, or more where several layers are given out).
 
 p is the target's distribution, q the draft's. Probabilities are linear, normalised, and at
 least float32. Arrays of ids and counts are int32.
@@ -21,7 +22,9 @@ State = Any  # a pytree of arrays that a drafter keeps between rounds
 class Network(Protocol):
     """An encoder-decoder as pure functions. Hashable and compared by value: it is static.
 
-    A target and a draft model are both one.
+    A target and a draft model are both one. A target for drafters that read its layers (see `Drafter`) also
+    has `with_features(layers)`, the same network with those in its features; one on a mesh has a
+    `cache_sharding`, of keys and values `[B, H, ...]`.
     """
 
     @property
@@ -41,7 +44,7 @@ class Network(Protocol):
     def decode(
         self, params: Params, cache: Any, tokens: jax.Array, layout: "Layout | None" = None
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Feeds `tokens` `[B, N]`; returns logits `[B, N, V]`, features `[B, N, M]`, cache.
+        """Feeds `tokens` `[B, N]`; returns logits `[B, N, V]`, features `[B, N, F]`, cache.
 
         They go into the slots after the cache's `length`; `layout` says where they stand in the
         text and what they see, None that they follow each other (see `tree.layout`).
@@ -114,16 +117,25 @@ class Context(struct.PyTreeNode):
     seen: jax.Array | None
     room: jax.Array
 
+    @property
+    def draft_budget(self) -> jax.Array:
+        """`[B]`, drafts that a row has use for: a round emits one token beside them."""
+        return jnp.maximum(self.room - 1, 0)
+
+    def window(self, start: jax.Array, width: int) -> jax.Array:
+        """`[B, width]` of `tokens`, from `start` `[B]` on; what lies beyond T is the last slot."""
+        index = start[:, None] + jnp.arange(width)[None, :]
+        return jnp.take_along_axis(self.tokens, index, axis=1, mode="clip")
+
     def last_tokens(self, count: int) -> tuple[jax.Array, jax.Array]:
-        """The last `count` committed ids of each row, as a window into `tokens`.
+        """The last `count` committed ids of each row.
 
         Returns:
           `[B, count]` ids and `[B]` the position of the first. A row with fewer ids gets the
           window at position 0, whose tail is padding.
         """
         start = jnp.maximum(self.length - count, 0)
-        index = start[:, None] + jnp.arange(count)[None, :]
-        return jnp.take_along_axis(self.tokens, index, axis=1), start
+        return self.window(start, count), start
 
 
 class Layout(NamedTuple):
@@ -202,6 +214,12 @@ class Verdict(NamedTuple):
     next_token: jax.Array
     path: jax.Array | None = None
 
+    @property
+    def call_positions(self) -> jax.Array:
+        """`[B, max_depth + 1]`, those of the root and of `path`, which there must be."""
+        assert self.path is not None
+        return jnp.pad(self.path, ((0, 0), (1, 0)))
+
 
 class Round(NamedTuple):
     """What happened in a round, for `Drafter.commit`.
@@ -224,15 +242,27 @@ class Round(NamedTuple):
     features: jax.Array
     target_probs: jax.Array | None
 
+    @property
+    def num_committed(self) -> jax.Array:
+        """`[B]`, tokens that the round added to the committed ones."""
+        return self.context.length - 1 - self.root
+
 
 class Drafter(Protocol):
     """Proposes tokens. Frozen and hashable: building an equal one again compiles nothing.
 
     Its arrays arrive as params. `draws` is None in the greedy program: propose argmax ids.
 
-    One of trees says so by a static `drafts_trees`. One may have `widths`, a growing static tuple that ends
-    with `num_draft`: a target call takes only as many drafts as the first of them that holds all that were
-    proposed. Of trees it is (0, `num_draft`).
+    What a drafter may have besides, all static but the last:
+      drafts_trees: True if it drafts trees.
+      widths: a growing tuple that ends with `num_draft`: a target call takes only as many drafts as the
+        first of them that holds all that were proposed. Of trees it is (0, `num_draft`).
+      network: what it runs; its `vocab_size` must be the target's, and the target gives out its
+        `feature_layers`, if it names some.
+      share_encoder: True if its network reads the target's encoder output.
+      min_confidence: see `drafters.chain.draw_up_to`.
+      propose_up_to: `(params, state, context, draws, wanted)`, `propose` of at most `wanted` `[B]` tokens,
+        of a tree all or none: so `controller.adaptive` chooses how many.
     """
 
     @property

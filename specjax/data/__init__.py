@@ -15,6 +15,7 @@ from specjax.data.batches import (
     shape_for,
     tokenize,
     training_rows,
+    truncate,
 )
 from specjax.data.files import read_jsonl, read_lines, read_pairs, split_lines
 from specjax.data.stream import Stream, stream
@@ -46,4 +47,5 @@ __all__ = [
     "stream",
     "tokenize",
     "training_rows",
+    "truncate",
 ]

@@ -56,12 +56,17 @@ def tokenize(
     sources = encode([source for source, _ in pairs])
     targets = encode([target for _, target in pairs])
     if truncate_sources:
-        sources = [s if len(s) <= max_source else [*s[: max_source - 1], s[-1]] for s in sources]
+        sources = [truncate(source, max_source) for source in sources]
     return [
         Pair(s, t)
         for s, t in zip(sources, targets, strict=True)
         if 1 < len(s) <= max_source and 1 < len(t) <= max_target
     ]
+
+
+def truncate(ids: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` ids, the last one (the end token) kept."""
+    return [*ids] if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 def pad(rows: Sequence[Sequence[int]], width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:

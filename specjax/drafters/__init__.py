@@ -29,9 +29,12 @@ class BoundDrafter(NamedTuple):
 
 
 def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> BoundDrafter:
-    """A loaded model (`specjax.load`) as drafter of `num_draft` tokens a round.
+    """A loaded model as drafter of a chain (Leviathan et al. 2023).
 
-    With `share_encoder` its decoder reads the target's encoder output, and its own encoder is not used.
+    Args:
+      draft: of `specjax.load`.
+      num_draft: K, tokens a round.
+      share_encoder: its decoder reads the target's encoder output, and its own encoder is not used.
 
     Raises:
       ValueError: `num_draft` is below 1.
@@ -45,9 +48,13 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> B
 def tree_from_model(
     draft: Any, branching: Sequence[int], with_replacement: bool = False, share_encoder: bool = False
 ) -> BoundDrafter:
-    """A loaded model as drafter of a token tree; `branching` (3, 2, 1) drafts 3 + 6 + 6 nodes.
+    """A loaded model as drafter of a token tree (Miao et al. 2024).
 
-    With `share_encoder` its decoder reads the target's encoder output.
+    Args:
+      draft: of `specjax.load`.
+      branching: children of a node on each level; (3, 2, 1) drafts 3 + 6 + 6 nodes.
+      with_replacement: siblings are independent draws; else each is drawn from what is left.
+      share_encoder: its decoder reads the target's encoder output.
 
     Raises:
       ValueError: `branching` is empty or holds a number below 1.
@@ -93,7 +100,13 @@ def eagle(heads: Any, num_draft: int = 4) -> BoundDrafter:
 
 
 def eagle_tree(heads: Any, num_draft: int = 8, max_depth: int = 4, num_expanded: int = 3) -> BoundDrafter:
-    """An EAGLE layer as drafter of a tree of `num_draft` nodes that it chooses as it goes (EAGLE-2).
+    """An EAGLE layer as drafter of a tree that it chooses as it goes (EAGLE-2, Li et al. 2024).
+
+    Args:
+      heads: of `specjax.load_heads`.
+      num_draft: N, nodes that are kept.
+      max_depth: levels that are made.
+      num_expanded: nodes of a level that get children, as many each.
 
     Raises:
       ValueError: heads of another kind; more nodes than are made.
@@ -115,7 +128,11 @@ def one_pass(heads: Any, num_draft: int = 5) -> BoundDrafter:
 
 
 def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> BoundDrafter:
-    """N-grams that the target makes on the side; needs no model. See `LookaheadDrafter`.
+    """N-grams that the target makes on the side (Fu et al. 2024); needs no model.
+
+    Args:
+      num_columns, ngram: width and depth of the window in which they are made.
+      num_candidates: n-grams that are proposed in a round.
 
     Raises:
       ValueError: a number that is too small.

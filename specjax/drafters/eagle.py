@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.drafters import chain, pairs
-from specjax.types import Context, Draft, Draws, Layout, Params, Round, Tree
+from specjax.drafters.wanted import nothing_like
+from specjax.types import Context, Draft, Draws, Params, Round, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +105,7 @@ class EagleTreeDrafter:
         del draws
         run = lambda state: self._run(params, context, state)  # noqa: E731
         feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state)[0])
-        return pairs.draft_if_wanted(run, feed_only, nothing, state, wanted)
+        return pairs.draft_if_wanted(run, feed_only, nothing_like(run, state), state, wanted)
 
     def _run(self, params: Params, context: Context, state: pairs.PairState) -> tuple[Draft, pairs.PairState]:
         width, num_rows = self.num_expanded, len(context.length)
@@ -117,12 +117,14 @@ class EagleTreeDrafter:
         hidden = jnp.broadcast_to(hidden, (num_rows, width, hidden.shape[-1]))
         front = jnp.broadcast_to(jnp.arange(width)[None], (num_rows, width))
         above = jnp.zeros((num_rows, width, (self.max_depth - 1) * width), bool)
-        cache = state.cache
+        key_depth, cache = jnp.arange(above.shape[2])[None, :] // width, state.cache
         for depth in range(self.max_depth - 1):
             made_values, made_tokens = (jnp.concatenate(x, axis=1) for x in (values, tokens))
             itself = jnp.eye(width, above.shape[2], depth * width, dtype=bool)
             above = above | itself[None]
-            layout = self._layout(state.cache.length, depth, above, cache.num_slots)
+            layout = tree_lib.layout_of(
+                above, jnp.full((1, width), depth), key_depth, state.cache.length, cache.num_slots
+            )
             at_front = jnp.take_along_axis(made_tokens, front, axis=1)
             hidden, cache = self.network.decode(params, cache, hidden, at_front, layout)
             value, token = self._children(params, hidden, context)
@@ -140,8 +142,7 @@ class EagleTreeDrafter:
         all_nodes = [jnp.concatenate(x, axis=1) for x in (values, tokens, parents)]
         best_tokens, best_parents = self._keep_best(*all_nodes)
         valid = jnp.broadcast_to(ready[:, None], best_tokens.shape)
-        tree = Tree(best_parents, valid, self.max_depth)
-        return Draft(best_tokens, valid.sum(1, dtype=jnp.int32), None, tree), state
+        return tree_lib.draft(Tree(best_parents, valid, self.max_depth), best_tokens), state
 
     def _children(self, params: Params, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """log q and ids `[B, n, k]` of the likeliest tokens after each of n nodes `[B, n, W]`."""
@@ -149,18 +150,6 @@ class EagleTreeDrafter:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         value, token = jax.lax.top_k(jax.nn.log_softmax(logits, axis=-1), self.num_expanded)
         return value, token.astype(jnp.int32)
-
-    def _layout(self, start: jax.Array, depth: int, above: jax.Array, num_slots: int) -> Layout:
-        """The layout of one level's nodes, who see all pairs and those `above` `[B, k, slots]` them."""
-        slots = jnp.arange(num_slots)[None, :]
-        node = slots - start[:, None]
-        in_tree = (node >= 0) & (node < above.shape[2])
-        node = jnp.clip(node, 0, above.shape[2] - 1)
-        key_positions = jnp.where(in_tree, start[:, None] + node // self.num_expanded, slots)
-        seen = jnp.take_along_axis(above, jnp.broadcast_to(node[:, None], (*above.shape[:2], num_slots)), 2)
-        visible = jnp.where(in_tree[:, None], seen, (slots < start[:, None])[:, None])
-        positions = jnp.broadcast_to((start + depth)[:, None], above.shape[:2])
-        return Layout(positions, key_positions, visible)
 
     def _keep_best(
         self, values: jax.Array, tokens: jax.Array, parents: jax.Array

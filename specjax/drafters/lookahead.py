@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling
+from specjax import tree as tree_lib
 from specjax.types import Context, Draft, Draws, Params, Round, Tree
 
 
@@ -115,8 +116,7 @@ class LookaheadDrafter:
         parents = jnp.broadcast_to(jnp.asarray(self._parents())[None], tokens.shape)
         valid = jnp.concatenate([there, jnp.zeros(window.shape, bool)], axis=1)
         tree = Tree(parents, valid, self.max_depth)
-        num_drafted = valid.sum(1, dtype=jnp.int32)
-        return Draft(tokens, num_drafted, None, tree, num_candidates=self.num_candidate_nodes), state
+        return tree_lib.draft(tree, tokens, num_candidates=self.num_candidate_nodes), state
 
     def _parents(self) -> np.ndarray:
         """`[N] int32`, call positions."""
@@ -142,7 +142,7 @@ class LookaheadDrafter:
         later = jnp.triu(jnp.ones((width, width), bool), 1)
         stamp = jnp.where(known, -1, state.stamp)
         new_stamp = jnp.where((again & later[None]).any(-1), -1, order)
-        moved = jnp.maximum(round.context.length - 1 - round.root, 1) - 1
+        moved = jnp.maximum(round.num_committed, 1) - 1
         index = jnp.minimum(jnp.arange(width)[None, :] + moved[:, None], width - 1)
         index = jnp.broadcast_to(index[:, None], state.window.shape)
         return LookaheadState(

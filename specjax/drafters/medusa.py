@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree as tree_lib
-from specjax.drafters import pairs
+from specjax.drafters.wanted import draft_if_wanted, nothing_like
 from specjax.types import Context, Draft, Draws, Params, Round
 
 
@@ -83,7 +83,7 @@ class MedusaDrafter:
     ) -> tuple[Draft, MedusaState]:
         """One call of all heads."""
         del draws
-        return self._run(params, context, state), state
+        return self._run(params, context, state)
 
     def propose_up_to(
         self, params: Params, state: MedusaState, context: Context, draws: Draws | None,
@@ -92,11 +92,9 @@ class MedusaDrafter:
         """The same for rows that want a tree; none, and no call, where no row does."""
         del draws
         run = functools.partial(self._run, params, context)
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, state))
-        draft = jax.lax.cond(wanted.max() > 0, run, lambda state: none, state)
-        return pairs.cut(draft, wanted), state
+        return draft_if_wanted(run, lambda state: state, nothing_like(run, state), state, wanted)
 
-    def _run(self, params: Params, context: Context, state: MedusaState) -> Draft:
+    def _run(self, params: Params, context: Context, state: MedusaState) -> tuple[Draft, MedusaState]:
         logits = self.network.ahead(params, state.feature, self.max_depth)[..., : context.options.num_ids]
         tree = tree_lib.from_branching(self.branching, len(context.length))
         num_parents, levels = 1, []
@@ -106,14 +104,12 @@ class MedusaDrafter:
             num_parents *= num_children
         tokens = jnp.concatenate(levels, axis=1).astype(jnp.int32)
         tree = tree.replace(valid=tree.valid & state.ready[:, None])
-        return Draft(tokens, tree.valid.sum(1, dtype=jnp.int32), None, tree)
+        return tree_lib.draft(tree, tokens), state
 
     def commit(self, params: Params, state: MedusaState, round: Round) -> MedusaState:
         """Keeps the feature after the last accepted token, from which `next_token` was chosen."""
         del params
         verdict = round.verdict
-        assert verdict.path is not None
-        path = jnp.pad(verdict.path, ((0, 0), (1, 0)))
-        last = jnp.take_along_axis(path, verdict.num_accepted[:, None], axis=1)
+        last = jnp.take_along_axis(verdict.call_positions, verdict.num_accepted[:, None], axis=1)
         feature = jnp.take_along_axis(round.features, last[..., None], axis=1)[:, 0]
         return MedusaState(feature.astype(state.feature.dtype), jnp.ones_like(state.ready))

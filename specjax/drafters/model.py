@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specjax import cache as cache_lib
 from specjax.drafters import chain
+from specjax.drafters.wanted import draft_if_wanted
 from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
@@ -83,11 +84,9 @@ class ModelDrafter:
             feed = functools.partial(self._feed, params)
             return chain.draw_up_to(empty, logits, cache, feed, context, draws, wanted, self.min_confidence)
 
-        def skip(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
-            logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
-            return chain.empty(context, logits, draws, self.num_draft, 0), cache
-
-        return jax.lax.cond(wanted.max() > 0, run, skip, cache)
+        logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
+        nothing = chain.empty(context, logits, draws, self.num_draft, 0)
+        return draft_if_wanted(run, lambda cache: cache, nothing, cache, wanted)
 
     def _feed(
         self, params: Params, cache: cache_lib.Cache, token: jax.Array
@@ -99,7 +98,7 @@ class ModelDrafter:
     def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Forgets what was not committed; the last committed token was not fed yet."""
         del params
-        return cache_lib.rollback(cache, jnp.minimum(cache.length, round.context.length - 1))
+        return cache_lib.trim(cache, round.context.length - 1)
 
 
 def encode(network: Network, params: Params, context: Context, share_encoder: bool) -> jax.Array:
@@ -120,7 +119,7 @@ def init_cache(
     cache = network.init_cache(params, encoded, context.source_mask, num_slots)
     if prefix_width > 1:
         _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])
-    return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+    return cache_lib.trim(cache, context.length - 1)
 
 
 def feed_missing(
@@ -133,10 +132,8 @@ def feed_missing(
 
     def chunk(cache: cache_lib.Cache) -> cache_lib.Cache:
         start = jnp.minimum(cache.length, context.length - 1)
-        index = start[:, None] + jnp.arange(width)[None, :]
-        tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
-        _, _, cache = network.decode(params, cache_lib.rollback(cache, start), tokens)
-        return cache_lib.rollback(cache, jnp.minimum(cache.length, context.length - 1))
+        _, _, cache = network.decode(params, cache_lib.rollback(cache, start), context.window(start, width))
+        return cache_lib.trim(cache, context.length - 1)
 
     return jax.lax.while_loop(lags, chunk, cache)
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax import sampling
 from specjax import tree as tree_lib
-from specjax.drafters import chain, model, pairs
+from specjax.drafters import chain, model
+from specjax.drafters.wanted import draft_if_wanted
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws, Network, Params, Round, Tree
 
@@ -76,8 +77,7 @@ class ModelTreeDrafter:
             return self._run(params, context, draws, cache)
 
         nothing = self._nothing(params, cache, context, draws)
-        draft, cache = jax.lax.cond(wanted.max() > 0, run, lambda cache: (nothing, cache), cache)
-        return pairs.cut(draft, wanted), cache
+        return draft_if_wanted(run, lambda cache: cache, nothing, cache, wanted)
 
     def _nothing(
         self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
@@ -113,8 +113,7 @@ class ModelTreeDrafter:
             q += [] if probs is None else [probs]
         tree = tree.replace(valid=_with_ancestors(jnp.concatenate(valid, axis=1), tree))
         probs = jnp.concatenate(q, axis=1) if q else None
-        num_drafted = tree.valid.sum(1, dtype=jnp.int32)
-        return Draft(tokens, num_drafted, probs, tree, self.with_replacement), cache
+        return tree_lib.draft(tree, tokens, probs, self.with_replacement), cache
 
     def _children(
         self, logits: jax.Array, history: sampling.History, context: Context, draws: Draws | None,
@@ -155,8 +154,7 @@ class ModelTreeDrafter:
         assert round.verdict.path is not None
         cache = cache_lib.keep_path(cache, round.root, round.verdict.path)
         num_kept = jnp.minimum(round.verdict.num_accepted, self.max_depth - 1)
-        length = jnp.minimum(cache.length, round.root + 1 + num_kept)
-        return cache_lib.rollback(cache, jnp.minimum(length, round.context.length - 1))
+        return cache_lib.trim(cache, jnp.minimum(round.root + 1 + num_kept, round.context.length - 1))
 
 
 def _with_ancestors(valid: jax.Array, tree: Tree) -> jax.Array:

@@ -1,6 +1,6 @@
 """K tokens in a single call: a layer on the target's features, with masks for all but the first.
 
-After DFlash (2026) and, with cross-attention to the encoder output, Beagle (2025). Axes: B rows, K
+After DFlash (2026, arXiv 2602.06036); the cross-attention to the encoder output is ours. Axes: B rows, K
 drafts, W width of the network, V vocabulary.
 """
 

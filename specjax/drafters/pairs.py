@@ -21,6 +21,7 @@ from flax import struct
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.drafters import chain
+from specjax.drafters import wanted as wanted_lib
 from specjax.types import Context, Draft, Draws, Layout, Params, Round
 
 
@@ -95,8 +96,7 @@ def init(network: PairNetwork, params: Params, context: Context, max_depth: int,
 def feed(network: PairNetwork, params: Params, state: PairState, context: Context, num_masks: int = 0) -> Fed:
     """Feeds the pairs that are left to feed, and masks behind them."""
     cache, num_new, width = state.cache, state.num_new, state.features.shape[1]
-    index = (context.length - num_new)[:, None] + jnp.arange(width)[None, :]
-    tokens = jnp.take_along_axis(context.tokens, index, axis=1, mode="clip")
+    tokens = context.window(context.length - num_new, width)
     layout = _with_masks(
         tree_lib.chain_layout(cache.length, width, cache.num_slots), cache.length, num_new, num_masks
     )
@@ -116,19 +116,15 @@ def draft_if_wanted(
     """Drafts where some row wants to; else feeds only when no room is left for another round's pair.
 
     Args:
-      run: drafts; the rows that want nothing are cut here.
+      run, nothing, wanted: see `wanted.draft_if_wanted`.
       feed_only: feeds all pairs.
-      nothing: a draft of no tokens, of the shape of those that are drafted.
-      wanted: `[B]`, the most tokens that each row is to draft.
     """
 
-    def skip(state: PairState) -> tuple[Draft, PairState]:
+    def skip(state: PairState) -> PairState:
         full = (state.num_new == state.features.shape[1]).any()
-        state = jax.lax.cond(full, feed_only, lambda state: state, state)
-        return nothing, state
+        return jax.lax.cond(full, feed_only, lambda state: state, state)
 
-    draft, state = jax.lax.cond(wanted.max() > 0, run, skip, state)
-    return cut(draft, wanted), state
+    return wanted_lib.draft_if_wanted(run, skip, nothing, state, wanted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,14 +186,6 @@ class PairChain(abc.ABC):
         return remember(state, round)
 
 
-def cut(draft: Draft, wanted: jax.Array) -> Draft:
-    """The draft with at most `wanted` `[B]` tokens of a chain; of a tree all or none."""
-    if draft.tree is None:
-        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted))
-    valid = draft.tree.valid & (wanted > 0)[:, None]
-    return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))
-
-
 def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: int) -> Layout:
     """Adds masks that stand behind the last new pair; they see all pairs and each other."""
     if not num_masks:
@@ -219,15 +207,8 @@ def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: 
 
 def remember(state: PairState, round: Round) -> PairState:
     """Adds the pairs of a round to those that are left to feed."""
-    path = round.verdict.path
-    num_rows, room = state.features.shape[:2]
-    if path is None:
-        path = jnp.broadcast_to(jnp.arange(1, room)[None], (num_rows, room - 1))
-    path = jnp.pad(path, ((0, 0), (1, 0)))
-    features = jnp.take_along_axis(round.features, path[..., None], axis=1).astype(state.features.dtype)
-    offset = jnp.arange(room)[None, :]
-    num_added = round.context.length - 1 - round.root
-    slots = jnp.where(offset < num_added[:, None], state.num_new[:, None] + offset, room)
-    rows = jnp.arange(num_rows)[:, None]
-    features = state.features.at[rows, slots].set(features, mode="drop")
-    return state.replace(features=features, num_new=state.num_new + num_added)
+    features = round.features
+    if round.verdict.path is not None:
+        features = jnp.take_along_axis(features, round.verdict.call_positions[..., None], axis=1)
+    features = cache_lib.append(state.features, features, state.num_new, round.num_committed)
+    return state.replace(features=features, num_new=state.num_new + round.num_committed)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from specjax.drafters.wanted import cut
 from specjax.types import Context, Draft, Draws, Params, Round
 
 
@@ -76,7 +77,7 @@ class PromptLookupDrafter:
     ) -> tuple[Draft, None]:
         """The same, cut to `wanted` `[B]`."""
         draft, state = self.propose(params, state, context, draws)
-        return draft.replace(num_drafted=jnp.minimum(draft.num_drafted, wanted)), state
+        return cut(draft, wanted), state
 
     def _run_lengths(
         self, context: Context, text: jax.Array, joined: Callable[[int], jax.Array]

@@ -16,8 +16,10 @@ from flax import struct
 from specjax import acceptance
 from specjax import cache as cache_lib
 from specjax.drafters import chain, model
+from specjax.drafters.around import Around
+from specjax.drafters.wanted import draft_if_wanted
 from specjax.draws import Stream
-from specjax.types import Context, Draft, Draws, FinishReason, Network, Params, Round, Stats
+from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
 class StagedParams(struct.PyTreeNode):
@@ -43,40 +45,23 @@ class _RecordState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recorder:
+class _Recorder(Around):
     """The inner drafter, and what the draft said of each token that an inner round emitted."""
-
-    inner: Any
-
-    @property
-    def num_draft(self) -> int:
-        return self.inner.num_draft
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return getattr(self.inner, "widths", (self.num_draft,))
 
     def propose(
         self, params: Params, state: _RecordState, context: Context, draws: Draws | None
     ) -> tuple[Draft, _RecordState]:
-        wanted = jnp.minimum(self.num_draft, jnp.maximum(context.room - 1, 0))
+        wanted = jnp.minimum(self.num_draft, context.draft_budget)
         draft, inner = self.inner.propose_up_to(params, state.inner, context, draws, wanted)
         return draft, state.replace(inner=inner)
 
     def commit(self, params: Params, state: _RecordState, round: Round) -> _RecordState:
-        num_new = round.context.length - 1 - round.root
         probs = state.probs
         if probs is not None:
             assert round.target_probs is not None
-            offset = jnp.arange(round.target_probs.shape[1])[None, :]
-            slots = jnp.where(offset < num_new[:, None], state.count[:, None] + offset, probs.shape[1])
-            rows = jnp.arange(len(num_new))[:, None]
-            probs = probs.at[rows, slots].set(round.target_probs.astype(probs.dtype), mode="drop")
-        return _RecordState(self.inner.commit(params, state.inner, round), probs, state.count + num_new)
+            probs = cache_lib.append(probs, round.target_probs, state.count, round.num_committed)
+        inner = self.inner.commit(params, state.inner, round)
+        return _RecordState(inner, probs, state.count + round.num_committed)
 
 
 class _InnerDraws(struct.PyTreeNode):
@@ -116,8 +101,6 @@ class StagedDrafter:
         """K."""
         return self.num_draft
 
-    share_encoder = False
-
     def init(self, params: StagedParams, context: Context, prefix_width: int) -> StagedState:
         """Encodes the sources for both, and feeds the decoder prefix."""
         encoded = model.encode(self.network, params.draft, context, share_encoder=False)
@@ -139,7 +122,7 @@ class StagedDrafter:
         """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
         run = functools.partial(self._run, params, context, draws, wanted)
         nothing = self._empty(params, state, context, draws)
-        return jax.lax.cond(wanted.max() > 0, run, lambda state: (nothing, state), state)
+        return draft_if_wanted(run, lambda state: state, nothing, state, wanted)
 
     def _empty(
         self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None
@@ -159,17 +142,13 @@ class StagedDrafter:
         program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
         probs = self._empty(params, state, context, draws).probs
         zero = jnp.zeros(num_rows, jnp.int32)
-        by_position = jnp.zeros((num_rows, self.inner.max_depth), jnp.int32)
-        lengthened = _lengthened(context, depth, context.encoded)
-        room = jnp.minimum(wanted, jnp.maximum(context.room - 1, 0))
-        first = engine.LoopState(
-            context=lengthened.replace(room=room),
-            cache=self._caught_up(params, state.cache, context),
-            drafter_state=_RecordState(state.inner, probs, zero),
+        room = jnp.minimum(wanted, context.draft_budget)
+        first = engine.LoopState.begin(
+            program,
+            _lengthened(context, depth, context.encoded).replace(room=room),
+            self._caught_up(params, state.cache, context),
+            _RecordState(state.inner, probs, zero),
             seeds=zero.astype(jnp.uint32),
-            log_probs=jnp.zeros((*lengthened.tokens.shape, 2), jnp.float32),
-            finish_reason=jnp.where(room > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
-            stats=Stats(zero, zero, by_position, by_position, zero),
         )
         all_params = engine.AllParams(params.draft, params.inner)
         streams = len(Stream) * (self.inner.num_draft + 1)
@@ -181,8 +160,7 @@ class StagedDrafter:
 
         running = lambda carry: carry[1].running.any()  # noqa: E731
         _, done = jax.lax.while_loop(running, body, (jnp.asarray(0, jnp.int32), first))
-        index = context.length[:, None] + jnp.arange(depth)[None, :]
-        tokens = jnp.take_along_axis(done.context.tokens, index, axis=1)
+        tokens = done.context.window(context.length, depth)
         recorded = done.drafter_state  # a row may have fewer: its room, or logits that are no numbers
         draft = Draft(tokens, jnp.minimum(recorded.count, depth), recorded.probs)
         return draft, state.replace(cache=done.cache, inner=recorded.inner)
@@ -205,7 +183,7 @@ class StagedDrafter:
 
     def commit(self, params: StagedParams, state: StagedState, round: Round) -> StagedState:
         """Forgets what the target did not accept, on both stages."""
-        cache = cache_lib.rollback(state.cache, jnp.minimum(state.cache.length, round.context.length - 1))
+        cache = cache_lib.trim(state.cache, round.context.length - 1)
         return state.replace(cache=cache, inner=self.inner.commit(params.inner, state.inner, round))
 
 

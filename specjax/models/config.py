@@ -1,6 +1,7 @@
 """The shapes and flavours of T5, and those that were published."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -40,6 +41,11 @@ class T5Config:
     pad_id: int = 0
     eos_id: int = 1
     start_id: int = 0
+
+    @property
+    def special_ids(self) -> dict[str, Any]:
+        """What `decode.generate` asks about ids."""
+        return {"eos_ids": (self.eos_id,), "pad_id": self.pad_id, "start_id": self.start_id}
 
     @property
     def precision(self) -> jax.lax.Precision:

@@ -153,18 +153,8 @@ class FeatureDecoder(nn.Module):
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
         """As `t5.T5.init_cache`, of the target's encoder output `[B, S, M]`."""
-        c = self.config
         encoded = self._project(encoded, self.encoded_in)
-        keys = jnp.zeros((encoded.shape[0], c.num_heads, c.d_kv, num_slots), encoded.dtype)
-        cross = [layer.cross_keys_values(encoded) for layer in self.layers]
-        return cache_lib.Cache(
-            keys=(keys,) * c.num_layers,
-            values=(keys.swapaxes(2, 3),) * c.num_layers,
-            length=jnp.zeros(encoded.shape[:1], jnp.int32),
-            cross_keys=tuple(keys for keys, _ in cross),
-            cross_values=tuple(values for _, values in cross),
-            source_mask=source_mask,
-        )
+        return layers.empty_cache(self.layers, encoded, source_mask, num_slots, encoded.dtype)
 
     def hidden(self, features: jax.Array) -> jax.Array:
         """Maps features `[B, N, F]` to `[B, N, W]`, which stands where later the layers' own output does."""
@@ -194,13 +184,8 @@ class FeatureDecoder(nn.Module):
             masks = jnp.broadcast_to(masks[None], (len(x), *masks.shape))
             x = jnp.concatenate([x, masks], axis=1)
         bias = self.bias(layout.positions, layout.key_positions)
-        keys, values = [], []
-        for index, layer in enumerate(self.layers):
-            x, layer_keys, layer_values = layer(x, cache, index, bias, layout.visible, True)
-            keys.append(layer_keys)
-            values.append(layer_values)
-        cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + x.shape[1])
-        return self.norm(x), cache
+        streams, cache = layers.run_decoder(self.layers, x, cache, bias, layout.visible)
+        return self.norm(streams[-1]), cache
 
     def logits(self, frozen: Any, hidden: jax.Array) -> jax.Array:
         """Maps `[..., W]` to `[..., R] float32`."""

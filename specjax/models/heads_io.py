@@ -23,7 +23,7 @@ _SAMPLE = 4096  # entries of every array that a fingerprint reads
 
 
 def _name(path: tuple) -> str:
-    return "/".join(str(key.key) for key in path)
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def fingerprint(params: Any) -> str:

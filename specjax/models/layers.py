@@ -11,6 +11,7 @@ activations reach 1e5, beyond float16. Masking selects; it never adds a large ne
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -260,3 +261,42 @@ class DecoderLayer(nn.Module):
         cross_keys, cross_values = cache.cross_keys[index], cache.cross_values[index]
         x = x + drop(self.cross(y, cross_keys, cross_values, None, source_visible))
         return x + drop(self.feed_forward(self.feed_forward_norm(x), deterministic)), keys, values
+
+
+def empty_cache(
+    layers: Sequence[DecoderLayer], encoded: jax.Array, source_mask: jax.Array, num_slots: int, dtype: Any
+) -> cache_lib.Cache:
+    """A cache without tokens, with these layers' cross-attention keys and values of the sources.
+
+    Args:
+      encoded: `[B, S, M]`, what they attend to.
+      source_mask: `[B, S] bool`.
+      num_slots: T. Static.
+      dtype: of keys and values.
+    """
+    c = layers[0].config
+    keys = jnp.zeros((encoded.shape[0], c.num_heads, c.d_kv, num_slots), dtype)
+    cross = [layer.cross_keys_values(encoded) for layer in layers]
+    return cache_lib.Cache(
+        keys=(keys,) * len(layers),
+        values=(keys.swapaxes(2, 3),) * len(layers),
+        length=jnp.zeros(encoded.shape[:1], jnp.int32),
+        cross_keys=tuple(keys for keys, _ in cross),
+        cross_values=tuple(values for _, values in cross),
+        source_mask=source_mask,
+    )
+
+
+def run_decoder(
+    layers: Sequence[DecoderLayer], x: jax.Array, cache: cache_lib.Cache, bias: jax.Array,
+    visible: jax.Array, deterministic: bool = True,
+) -> tuple[list[jax.Array], cache_lib.Cache]:  # fmt: skip
+    """The residual stream `[B, N, M]` after each layer, and the cache with N more tokens."""
+    streams, keys, values = [], [], []
+    for index, layer in enumerate(layers):
+        x, layer_keys, layer_values = layer(x, cache, index, bias, visible, deterministic)
+        streams.append(x)
+        keys.append(layer_keys)
+        values.append(layer_values)
+    cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + x.shape[1])
+    return streams, cache

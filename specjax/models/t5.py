@@ -15,7 +15,16 @@ import jax.numpy as jnp
 from specjax import tree
 from specjax.cache import Cache
 from specjax.models.config import PRESETS, T5Config
-from specjax.models.layers import DecoderLayer, Dropout, EncoderLayer, RelativeBias, RMSNorm, unit
+from specjax.models.layers import (
+    DecoderLayer,
+    Dropout,
+    EncoderLayer,
+    RelativeBias,
+    RMSNorm,
+    empty_cache,
+    run_decoder,
+    unit,
+)
 from specjax.types import Layout
 
 __all__ = ["PRESETS", "T5", "T5Config", "T5Network"]
@@ -76,18 +85,7 @@ class T5(nn.Module):
           num_slots: T. Static. 0 makes a cache for teacher forcing: the one decode call that
             follows must hold every token.
         """
-        c = self.config
-        keys = jnp.zeros((encoded.shape[0], c.num_heads, c.d_kv, num_slots), c.dtype)
-        values = keys.swapaxes(2, 3)
-        cross = [layer.cross_keys_values(encoded) for layer in self.decoder_layers]
-        return Cache(
-            keys=(keys,) * c.num_decoder_layers,
-            values=(values,) * c.num_decoder_layers,
-            length=jnp.zeros(encoded.shape[:1], jnp.int32),
-            cross_keys=tuple(keys for keys, _ in cross),
-            cross_values=tuple(values for _, values in cross),
-            source_mask=source_mask,
-        )
+        return empty_cache(self.decoder_layers, encoded, source_mask, num_slots, self.config.dtype)
 
     def decode(
         self, tokens: jax.Array, cache: Cache, deterministic: bool = True, layout: Layout | None = None,
@@ -111,14 +109,8 @@ class T5(nn.Module):
             layout = tree.chain_layout(cache.length, num_new, cache.num_slots or num_new)
         bias = self.decoder_bias(layout.positions, layout.key_positions)
         x = self._embed(tokens, deterministic)
-        keys, values, streams = [], [], []
-        for index, layer in enumerate(self.decoder_layers):
-            x, layer_keys, layer_values = layer(x, cache, index, bias, layout.visible, deterministic)
-            keys.append(layer_keys)
-            values.append(layer_values)
-            streams.append(x)
-        features = self.dropout(self.decoder_norm(x), deterministic=deterministic)
-        cache = cache.replace(keys=tuple(keys), values=tuple(values), length=cache.length + num_new)
+        streams, cache = run_decoder(self.decoder_layers, x, cache, bias, layout.visible, deterministic)
+        features = self.dropout(self.decoder_norm(streams[-1]), deterministic=deterministic)
         logits = self.logits(features)
         if feature_layers:
             epsilon = self.config.layer_norm_epsilon

@@ -69,8 +69,7 @@ def generate_targets(
             network, params, source_ids, source_mask,
             drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,
             sampling=Sampling(temperature=temperature), max_new_tokens=max_new_tokens,
-            seed=seed + np.asarray(these), eos_ids=(config.eos_id,),
-            pad_id=config.pad_id, start_id=config.start_id, num_ids=num_ids,
+            seed=seed + np.asarray(these), num_ids=num_ids, **config.special_ids,
         )  # fmt: skip
 
     targets: dict[int, list[int]] = {}
@@ -97,8 +96,8 @@ def make_on_policy(
     def sample(params: Params, batch: Arrays, seed: int) -> Arrays:
         output = decode.generate(
             network, params, batch["source_ids"], batch["source_mask"], sampling=Sampling(),
-            max_new_tokens=max_new_tokens, length_bucket=max_new_tokens, seed=seed,
-            eos_ids=(config.eos_id,), pad_id=config.pad_id, start_id=config.start_id, num_ids=num_ids,
+            max_new_tokens=max_new_tokens, length_bucket=max_new_tokens, seed=seed, num_ids=num_ids,
+            **config.special_ids,
         )  # fmt: skip
         mask = jnp.arange(max_new_tokens)[None, :] < output.length[:, None]
         return batch | {"target_ids": output.tokens, "target_mask": mask}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models import heads as heads_lib
-from specjax.training.loop import Arrays, Objective
+from specjax.training.loop import Arrays, Objective, decoder_input
 from specjax.types import Params
 
 DECAY = 0.8  # of the weights of positions further ahead (Medusa; EAGLE-3, section 3.2)
@@ -29,8 +29,7 @@ def make_teacher(
 
     @jax.jit
     def forward(params: Params, batch: Arrays) -> Arrays:
-        start = jnp.full_like(batch["target_ids"][:, :1], module.config.start_id)
-        inputs = jnp.concatenate([start, batch["target_ids"][:, :-1]], axis=1)
+        inputs = decoder_input(module, batch["target_ids"])
         apply = lambda *args, **options: module.apply({"params": params}, *args, **options)  # noqa: E731
         encoded = apply(batch["source_ids"], batch["source_mask"], method="encode")
         cache = apply(encoded, batch["source_mask"], 0, method="init_cache")

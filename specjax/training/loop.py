@@ -28,16 +28,20 @@ Step = Callable[[TrainState, Arrays], tuple[TrainState, jax.Array]]
 Objective = Callable[[Params, Arrays, jax.Array], tuple[jax.Array, jax.Array]]
 
 
+def decoder_input(module: Any, target_ids: jax.Array) -> jax.Array:
+    """What a decoder reads to say `target_ids` `[B, N]`: the start token, then all of them but the last."""
+    start = jnp.full_like(target_ids[:, :1], module.config.start_id)
+    return jnp.concatenate([start, target_ids[:, :-1]], axis=1)
+
+
 def teacher_forced_logits(
     module: Any, params: Params, batch: Arrays, dropout_key: jax.Array | None = None
 ) -> jax.Array:
     """Logits `[B, N, V] float32` that predict `target_ids`, given all tokens before each."""
-    start = jnp.full_like(batch["target_ids"][:, :1], module.config.start_id)
-    decoder_input = jnp.concatenate([start, batch["target_ids"][:, :-1]], axis=1)
     noise = {} if dropout_key is None else {"rngs": {"dropout": dropout_key}}
     return module.apply(
-        {"params": params}, batch["source_ids"], batch["source_mask"], decoder_input,
-        dropout_key is None, **noise,
+        {"params": params}, batch["source_ids"], batch["source_mask"],
+        decoder_input(module, batch["target_ids"]), dropout_key is None, **noise,
     )  # fmt: skip
 
 

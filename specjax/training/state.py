@@ -10,8 +10,7 @@ from jax.sharding import Mesh
 
 from specjax import sharding
 from specjax.training.optimization import Optimization
-
-Params = Any
+from specjax.types import Params
 
 
 class TrainState(struct.PyTreeNode):

@@ -168,11 +168,13 @@ def test_the_window_of_lookahead_is_a_chain_with_its_guesses_below():
 
 def test_layouts_of_trees_see_each_node_and_what_is_above_it():
     """Of EAGLE-2's levels: positions grow by one a level, and a node sees all pairs and its own line."""
-    drafter = DRAFTERS["eagle_tree"]
     above = (
         jnp.zeros((2, 2, 4), bool).at[:, 0, jnp.array([1, 2])].set(True).at[:, 1, jnp.array([0, 3])].set(True)
     )
-    layout = drafter._layout(jnp.array([3, 5]), 1, jnp.asarray(above), 12)
+    at_depth_1, width = jnp.ones((1, 2), jnp.int32), 2
+    layout = tree_lib.layout_of(
+        above, at_depth_1, jnp.arange(4)[None] // width, jnp.array([3, 5]), num_slots=12
+    )
     assert layout.positions.tolist() == [[4, 4], [6, 6]]
     assert layout.key_positions[0, :7].tolist() == [0, 1, 2, 3, 3, 4, 4]
     assert np.flatnonzero(layout.visible[0, 0]).tolist() == [0, 1, 2, 4, 5]
