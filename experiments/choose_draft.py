@@ -19,7 +19,7 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, list_flags, measure, progress, results, start
+from experiments import arms, list_flags, measure, outputs, results, start
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
@@ -27,7 +27,7 @@ from specjax.models import convert
 from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.texts import check_tokenizers
-from specjax.training import distillation, loop, losses
+from specjax.training import loop, losses
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
@@ -64,12 +64,10 @@ def own_outputs(
     """Source ids and what the target itself says."""
     source_ids, source_mask = api.encode_sources(target, sources)
     pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
-    label = f"the target's outputs at temperature {temperature:g}"
-    with progress.tokens(len(pairs), label, console) as report:
-        return distillation.generate_targets(
-            target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-            max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24, num_ids=target.num_ids, on_progress=report,
-        )  # fmt: skip
+    return outputs.generated(
+        console, target, pairs, f"the target's outputs at temperature {temperature:g}",
+        temperature=temperature, seed=_SEED.value, max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24,
+    )  # fmt: skip
 
 
 def acceptance_chances(

@@ -26,7 +26,7 @@ from experiments import arms as arms_lib
 from experiments import outputs, results, start, tasks
 from specjax import data
 from specjax.loading import Model
-from specjax.models import convert, t5
+from specjax.models import convert, heads_io, t5
 from specjax.sampling import Sampling
 from specjax.texts import check_tokenizers
 from specjax.training import checkpoints, distillation, loop, losses, stopping
@@ -99,7 +99,8 @@ def generated_pairs(
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
     return outputs.said(
         console, target, _TARGET.value, pairs, pathlib.Path(_OUTPUT.value) / f"{name}.json",
-        temperature=temperature, seed=_SEED.value, drafter=specjax.drafters.from_model(draft, 3),
+        temperature=temperature, seed=_SEED.value, max_new_tokens=max_new_tokens(),
+        drafter=specjax.drafters.from_model(draft, 3),
     )  # fmt: skip
 
 
@@ -228,7 +229,9 @@ def train(
     best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
     kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
     run = {
-        "target": _TARGET.value, "draft": _DRAFT.value, **tasks.fingerprint(), "splits": _SPLITS.value,
+        "target": _TARGET.value, "target_fingerprint": heads_io.fingerprint(target.params),
+        "draft": _DRAFT.value, "draft_fingerprint": heads_io.fingerprint(draft.params),
+        **tasks.fingerprint(), "splits": _SPLITS.value,
         "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
         "buckets": [list(shape) for shape in tasks.shapes()], "learning_rate": _RATE.value,
         "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,

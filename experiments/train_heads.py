@@ -69,7 +69,7 @@ def texts(console: Console, target: Model, split: str, count: int) -> list[data.
     for temperature in (1.0, 0.0):
         made += outputs.said(
             console, target, _TARGET.value, pairs, folder / f"{split}_t{temperature:g}.json",
-            temperature=temperature, seed=_SEED.value,
+            temperature=temperature, seed=_SEED.value, max_new_tokens=tasks.shapes()[-1][1],
         )  # fmt: skip
     return made
 
