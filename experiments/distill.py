@@ -23,7 +23,7 @@ from rich.console import Console
 
 import specjax
 from experiments import arms as arms_lib
-from experiments import outputs, results, start, tasks
+from experiments import outputs, results, resuming, start, training_data
 from specjax import data
 from specjax.loading import Model
 from specjax.models import convert, heads_io, t5
@@ -78,7 +78,7 @@ class Batch(data.Batch):
 
 def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
     """Endless batches of both, a function of the step; the longer target decides the shape."""
-    shapes = tasks.shapes()
+    shapes = training_data.shapes()
     longer = [max(both, key=lambda pair: len(pair.target)) for both in zip(pairs, generated, strict=True)]
     for rows in data.training_rows(longer, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
         shape = data.shape_for([longer[i] for i in rows], shapes)
@@ -88,10 +88,6 @@ def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_st
         )
 
 
-def max_new_tokens() -> int:
-    return tasks.shapes()[-1][1]
-
-
 def generated_pairs(
     console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
     temperature: float,
@@ -99,7 +95,7 @@ def generated_pairs(
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
     return outputs.said(
         console, target, _TARGET.value, pairs, pathlib.Path(_OUTPUT.value) / f"{name}.json",
-        temperature=temperature, seed=_SEED.value, max_new_tokens=max_new_tokens(),
+        temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
         drafter=specjax.drafters.from_model(draft, 3),
     )  # fmt: skip
 
@@ -109,7 +105,7 @@ def evaluation_batches(
     temperature: float,
 ) -> list[data.Batch]:  # fmt: skip
     said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
-    return data.evaluation_batches(said, 64, tasks.shapes())
+    return data.evaluation_batches(said, 64, training_data.shapes())
 
 
 def parse_arm(arm: str) -> tuple[str, str]:
@@ -132,7 +128,7 @@ def make_step(target: Model, draft: Model, optimization: Optimization, like: Tra
     module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
     num_ids = target.num_ids
     teacher = distillation.make_teacher(target.module, target.params, num_ids)
-    on_policy = distillation.make_on_policy(draft.network, max_new_tokens(), num_ids)
+    on_policy = distillation.make_on_policy(draft.network, training_data.max_new_tokens(), num_ids)
     parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
     steps = {
         objective: loop.make_step(
@@ -183,8 +179,8 @@ def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]
     for temperature in (0.0, 1.0):
         requests = arms_lib.requests(
             target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
-            sampling=Sampling(temperature=temperature), max_new_tokens=max_new_tokens(), seed=_SEED.value,
-            truncate=True,
+            sampling=Sampling(temperature=temperature), max_new_tokens=training_data.max_new_tokens(),
+            seed=_SEED.value, truncate=True,
         )  # fmt: skip
         label = f"decoding the test split at temperature {temperature:g}"
         total = arms_lib.decode_all(requests, len(texts), label, console).stats.total()
@@ -215,9 +211,10 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
     """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
     train_split, validation_split, _ = _SPLITS.value
-    pairs = tasks.tokenize(tasks.read(train_split, _NUM_SEQUENCES.value), target.tokenizer)
+    pairs = training_data.tokenize(training_data.read(train_split, _NUM_SEQUENCES.value), target.tokenizer)
     generated = generated_pairs(console, target, draft, pairs, "train_t1", 1.0)
-    held_out = tasks.tokenize(tasks.read(validation_split, _NUM_HELD_OUT.value), target.tokenizer)
+    held_out = training_data.read(validation_split, _NUM_HELD_OUT.value)
+    held_out = training_data.tokenize(held_out, target.tokenizer)
     sampled, greedy = (
         evaluation_batches(console, target, draft, held_out, "validation", temperature)
         for temperature in (1.0, 0.0)
@@ -231,19 +228,18 @@ def train(
     run = {
         "target": _TARGET.value, "target_fingerprint": heads_io.fingerprint(target.params),
         "draft": _DRAFT.value, "draft_fingerprint": heads_io.fingerprint(draft.params),
-        **tasks.fingerprint(), "splits": _SPLITS.value,
+        **training_data.fingerprint(), "splits": _SPLITS.value,
         "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
-        "buckets": [list(shape) for shape in tasks.shapes()], "learning_rate": _RATE.value,
+        "buckets": [list(shape) for shape in training_data.shapes()], "learning_rate": _RATE.value,
         "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
     }  # fmt: skip
-    if saved.latest_step is not None:
-        shapes = {
-            "arms": Arms(dict.fromkeys(_ARMS.value, like)),
-            "kept": dict.fromkeys(_ARMS.value, like.params),
-        }
-        restored, note = saved.restore(shapes)
-        tasks.refuse_another(run, note["run"], saved.directory)
-        arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
+    shapes = {
+        "arms": Arms(dict.fromkeys(_ARMS.value, like)), "kept": dict.fromkeys(_ARMS.value, like.params)
+    }  # fmt: skip
+    found = resuming.restored(saved, shapes, run)
+    if found is not None:
+        arms, kept = found.state["arms"], found.state["kept"]
+        history, best = found.note["history"], found.note["best"]
         console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)
 
     def report(arms: Arms, now: loop.Progress) -> bool:
@@ -279,8 +275,8 @@ def judge(
     console: Console, target: Model, draft: Model, kept: dict[str, Any], acceptance: Any
 ) -> list[dict[str, Any]]:
     """Every arm's best step, and the draft it all began with, on the test split."""
-    test = tasks.read(_SPLITS.value[2], _NUM_TEST.value)
-    pairs, texts = tasks.tokenize(test, target.tokenizer), [source for source, _ in test]
+    test = training_data.read(_SPLITS.value[2], _NUM_TEST.value)
+    pairs, texts = training_data.tokenize(test, target.tokenizer), [source for source, _ in test]
     sampled, greedy = (
         evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )

@@ -30,6 +30,7 @@ import specjax
 from experiments import (
     arms,
     columns,
+    hosts,
     list_flags,
     measure,
     meshes,
@@ -131,7 +132,7 @@ def show_rounds(
 ) -> None:
     """Draws the rounds of the first --show_rounds sources."""
     requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
-    first = _OUTPUT.value and meshes.is_first()
+    first = _OUTPUT.value and hosts.is_first()
     path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if first else None
     sampled = temperature >= sampling.GREEDY_BELOW
     round_trace.show(console, target.tokenizer, requests, sampled, path)
@@ -177,8 +178,8 @@ def compare(
         texts = api.to_output(target.tokenizer, spec).texts
         found, differing = rows_lib.compare(
             console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, spec),
-            references(), has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
-            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+            references(), has_alpha=columns.has_alpha(column, sampled, options.rule()),
+            all_alike=columns.all_alike(column), num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
         )  # fmt: skip
         if _ROUNDS.value and not rows and drafter is not None:
             show_rounds(console, target, drafter, sources, temperature)
@@ -251,7 +252,7 @@ def once(
 
 def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
     """Target and draft; on a mesh, what they will take of each device is said first."""
-    wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
+    wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, hosts.draft_rules())}
     wanted = {who: (name, rules) for who, (name, rules) in wanted.items() if name}
     if mesh is not None:
         shapes = [
@@ -269,7 +270,7 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
 
 def main(argv: list[str]) -> None:
     del argv
-    mesh, console = meshes.start()
+    mesh, console = hosts.start()
     lines = read_sources()
     references()
     columns.check()
@@ -293,7 +294,7 @@ def main(argv: list[str]) -> None:
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     title = "target alone against speculative decoding" if _COMPARE.value else "every source once"
     results.show(console, title, rows)
-    if _OUTPUT.value and meshes.is_first():
+    if _OUTPUT.value and hosts.is_first():
         results.write(_OUTPUT.value, "generate", rows)
         answers = iter(texts)
         answered = [next(answers).replace("\n", "\\n") if line.strip() else "" for line in lines]

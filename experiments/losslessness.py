@@ -19,20 +19,19 @@ from rich.table import Table
 
 import specjax
 from experiments import (
-    columns,
     exact_law,
     law_cases,
-    options,
     pair_law,
     planted_bugs,
     progress,
     results,
+    rules,
     sampled_law,
     start,
 )
 from experiments.law_cases import Case
 from experiments.planted_bugs import Bug
-from specjax import acceptance
+from specjax import acceptance, drafters
 from specjax.sampling import Sampling
 
 _PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Which parts to run.")
@@ -80,13 +79,16 @@ def drawn_rows(
     """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
     rows = []
     for rule, drafted, sampling in tests:
-        drafter = columns.drafter(pair.target, pair.draft, drafted)
-        assert drafter is not None
+        *above, last = map(int, drafted.split("x"))
+        drafter = (
+            drafters.tree_from_model(pair.draft, (*above, last)) if above
+            else drafters.from_model(pair.draft, last)
+        )  # fmt: skip
         words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
         num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)
         drawn = pair_law.draw(
-            pair, drafter, options.parse_rule(rule), sampling, num, _BATCH_SIZE.value, _SEED.value,
+            pair, drafter, rules.parse(rule), sampling, num, _BATCH_SIZE.value, _SEED.value,
             lambda batches, label=label: progress.track(batches, len(batches), label, console),
         )  # fmt: skip
         for what, num_tokens in (("first token", 1), ("first two tokens", 2)):

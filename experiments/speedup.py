@@ -138,8 +138,8 @@ def compare(
         generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
         row, _ = rows_lib.compare(
             console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, generation),
-            references, has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
-            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+            references, has_alpha=columns.has_alpha(column, sampled, options.rule()),
+            all_alike=columns.all_alike(column), num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
         )  # fmt: skip
         if column.isdecimal() and "c" in row and row["alpha"] != "not applicable":
             tau = analysis.expected_tokens(row["alpha"], int(column))

@@ -22,6 +22,7 @@ from specjax.texts import Output
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way, where a column needs one.")
+_TASK = tasks.define_task()
 _SPLIT = flags.DEFINE_string("split", "test", "Which sources.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Rows decoded together; a line of the table each.")
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> None:
     console = start.console()
     target = specjax.load(_TARGET.value)
     draft = specjax.load(_DRAFT.value) if _DRAFT.value else None
-    texts = tasks.pairs(_SPLIT.value)
+    texts = tasks.pairs(_SPLIT.value, _TASK.value)
     sources = [texts[i][0] for i in range(min(_NUM_EXAMPLES.value or len(texts), len(texts)))]
     alone = functools.partial(
         api.generate_all, target, sources, batch_size=1, truncate=True, max_new_tokens=_MAX_NEW_TOKENS.value

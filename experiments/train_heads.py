@@ -19,7 +19,7 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import outputs, start, tasks
+from experiments import outputs, resuming, start, training_data
 from specjax import data, sharding
 from specjax.loading import Model
 from specjax.models import heads as heads_lib
@@ -63,13 +63,13 @@ _EXPORT = flags.DEFINE_string("export", None, "Directory for the heads.")
 
 def texts(console: Console, target: Model, split: str, count: int) -> list[data.Pair]:
     """Sources of a split with what the target says to them, sampled and greedily."""
-    pairs = tasks.tokenize(tasks.read(split, count), target.tokenizer)
+    pairs = training_data.tokenize(training_data.read(split, count), target.tokenizer)
     folder = pathlib.Path(_TEXTS.value or _OUTPUT.value)
     made: list[data.Pair] = []
     for temperature in (1.0, 0.0):
         made += outputs.said(
             console, target, _TARGET.value, pairs, folder / f"{split}_t{temperature:g}.json",
-            temperature=temperature, seed=_SEED.value, max_new_tokens=tasks.shapes()[-1][1],
+            temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
         )  # fmt: skip
     return made
 
@@ -96,7 +96,7 @@ def taught(batches: Iterator[data.Batch], teacher: Any) -> Iterator[dict[str, An
 
 def training_batches(pairs: Sequence[data.Pair], start_step: int) -> Iterator[data.Batch]:
     """Endless, a function of the step."""
-    shapes = tasks.shapes()
+    shapes = training_data.shapes()
     for rows in data.training_rows(pairs, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
         chosen = [pairs[i] for i in rows]
         yield data.make_batch(chosen, data.shape_for(chosen, shapes))
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
     frozen, num_ids = network.frozen(target.params), target.num_ids
     teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
     held_out = texts(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
-    held_out_batches = data.evaluation_batches(held_out, 64, tasks.shapes())
+    held_out_batches = data.evaluation_batches(held_out, 64, training_data.shapes())
     agreement = heads.make_agreement(network, frozen)
     params = heads_io.init(network, target.params, _SEED.value)
     console.print(
@@ -124,16 +124,16 @@ def main(argv: list[str]) -> None:
     state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
     like = abstract_state(params, optimization, rules=sharding.REPLICATED)
     run = {
-        **tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
-        "num_texts": len(pairs), "buckets": [list(shape) for shape in tasks.shapes()],
+        **training_data.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
+        "num_texts": len(pairs), "buckets": [list(shape) for shape in training_data.shapes()],
         "batch_size": _BATCH_SIZE.value, "optimizer": _OPTIMIZER.value, "learning_rate": _RATE.value,
         "warmup_steps": _WARMUP.value,
         "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
         "config": list(map(str, dataclasses.astuple(config))),
     }  # fmt: skip
-    if saved.latest_step is not None:
-        state, note = saved.restore(like)
-        tasks.refuse_another(run, note, _OUTPUT.value)
+    found = resuming.restored(saved, like, run)
+    if found is not None:
+        state = found.state
         console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}", soft_wrap=True)
     step = loop.make_step(heads.objective(network, frozen), optimization, like)
 
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
             f"step {now.step}/{_STEPS.value}  loss {now.loss:.3f}  {shown}  {now.tokens_per_s:.0f} tokens/s",
             soft_wrap=True,
         )
-        saved.save(now.step, state, run)
+        saved.save(now.step, state, {"run": run})
         return True
 
     state = loop.run(
