@@ -77,7 +77,7 @@ def acceptance_chances(
 
     Beside them their expected alpha, the mean over positions of the sum of min(p, q).
     """
-    num_ids, greedy = target.num_ids, temperature < sampling.GREEDY_BELOW
+    num_ids, greedy = target.num_ids, sampling.is_greedy(temperature)
 
     @jax.jit
     def chances_of(params: tuple[Any, Any], batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -103,7 +103,7 @@ def candidate(
     sources: Sequence[str], said: Sequence[data.Pair], verify: dict[int, float],
 ) -> dict[str, Any]:  # fmt: skip
     """One row: what a draft would bring at its best K."""
-    greedy = temperature < sampling.GREEDY_BELOW
+    greedy = sampling.is_greedy(temperature)
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
         chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
     # What a round costs beside the target call, K c + o, is timed at both ends and is a line between them.
@@ -119,15 +119,11 @@ def candidate(
     best = max(speedups, key=lambda k: speedups[k])
     pays = speedups[best] > 1
     return {
-        "draft": name, "temperature": temperature, "million_params": num_params(draft) / 1e6,
+        "draft": name, "temperature": temperature, "million_params": measure.num_params(draft.params) / 1e6,
         "expected_alpha": expected_alpha, "c": costs.c, "overhead": rest[best] - best * costs.c,
         "num_draft": best, "verify_cost": verify[best], "tau": taus[best],
         "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
     }  # fmt: skip
-
-
-def num_params(model: Model) -> int:
-    return sum(x.size for x in jax.tree.leaves(model.params))
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
@@ -137,11 +133,11 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
     parts = {}
     for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
         parts[who] = analysis.memory(
-            model.config, num_params=num_params(model), batch_size=1, num_source=num_source,
+            model.config, num_params=measure.num_params(model.params), batch_size=1, num_source=num_source,
             num_slots=_MAX_NEW_TOKENS.value + num_draft + 2, num_new=num_new, bytes_per_number=size,
         )  # fmt: skip
     same_width = draft.config.d_model == target.config.d_model
-    encoder = sum(x.size for key, x in _flat(draft.params) if key.startswith("encoder"))
+    encoder = measure.num_params({k: x for k, x in draft.params.items() if k.startswith("encoder")})
     saving = size * encoder / 2**20 if same_width else "not possible: widths differ"
     embedding = size * draft.params["embedding"].size / 2**20 if same_width else "not possible: widths differ"
     return {
@@ -150,11 +146,6 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
         "logits_mib": sum(p.logits for p in parts.values()) / 2**20,
         "shared_encoder_saves_mib": saving, "shared_embedding_saves_mib": embedding,
     }  # fmt: skip
-
-
-def _flat(params: Any) -> list[tuple[str, Any]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return [(str(path[0].key), leaf) for path, leaf in leaves]
 
 
 def run_measured(
@@ -168,10 +159,7 @@ def run_measured(
         for drafter in (None, drafters.from_model(draft, num_draft))
     )
     speedup = arms.time_arms(*both, len(timed), _MEASURE.value, console).speedup
-    return {
-        "speedup": speedup.median, "speedup_low": speedup.low, "speedup_high": speedup.high,
-        "measured_over_predicted": speedup.median / row["predicted_speedup"],
-    }  # fmt: skip
+    return speedup.named("speedup") | {"measured_over_predicted": speedup.median / row["predicted_speedup"]}
 
 
 def rank(
@@ -184,7 +172,7 @@ def rank(
         program, params, inputs = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
         state = decode.jitted_prefill(program, params, **inputs)
         ks = list_flags.counts("num_draft", _NUM_DRAFT.value)
-        verify = measure.verify_costs(program, params, state, temperature >= sampling.GREEDY_BELOW, ks)
+        verify = measure.verify_costs(program, params, state, not sampling.is_greedy(temperature), ks)
     rows = [
         candidate(console, target, name, draft, temperature, sources, said, verify)
         for name, draft in candidates.items()

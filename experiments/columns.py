@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from experiments import arms
+from experiments import arms, measure
 from specjax import acceptance, controller, drafters, loading, rounds
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
@@ -166,10 +166,11 @@ def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
     if drafter is None:
         return {"costs": "more than it brings: the target alone"}
     has_heads = isinstance(drafter.params, dict) and "heads" in drafter.params
-    arrays = jax.tree.leaves(drafter.params["heads"] if has_heads else drafter.params)
+    params = drafter.params["heads"] if has_heads else drafter.params
     found: dict[str, Any] = {
-        "draft_parameters": sum(x.size for x in arrays), "draft_bytes": sum(x.nbytes for x in arrays)
-    }  # fmt: skip
+        "draft_parameters": measure.num_params(params),
+        "draft_bytes": sum(x.nbytes for x in jax.tree.leaves(params)),
+    }
     adaptive = drafter.drafter
     if isinstance(adaptive, controller.AdaptiveDrafter):
         table = zip(adaptive.lengths, adaptive.costs, strict=True)

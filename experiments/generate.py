@@ -134,7 +134,7 @@ def show_rounds(
     requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
     first = _OUTPUT.value and hosts.is_first()
     path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if first else None
-    sampled = temperature >= sampling.GREEDY_BELOW
+    sampled = not sampling.is_greedy(temperature)
     round_trace.show(console, target.tokenizer, requests, sampled, path)
 
 
@@ -165,7 +165,7 @@ def compare(
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
     console.rule(f"temperature {temperature:g}")
-    sampled = temperature >= sampling.GREEDY_BELOW
+    sampled = not sampling.is_greedy(temperature)
     plain_batches = build(target, None, sources, temperature)
     plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
     rows = []
@@ -278,7 +278,7 @@ def main(argv: list[str]) -> None:
     temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
     started = time.perf_counter()
     target, draft = load(console, mesh)
-    sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
+    sizes = [measure.num_params(m.params) / 1e6 for m in (target, draft) if m]
     names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     sources = [_PREFIX.value + line for line in lines if line.strip()]

@@ -118,7 +118,7 @@ def compare(
     """The rows of one pair, temperature and batch size: one for each --num_draft."""
     target, draft = load(pair.target), load(pair.draft)
     check_tokenizers(target.tokenizer, draft.tokenizer)
-    sampled = temperature >= sampling.GREEDY_BELOW
+    sampled = not sampling.is_greedy(temperature)
     sources, references = ([text[i] for text in texts] for i in (0, 1))
     build = functools.partial(
         arms.requests, target, sources=sources, batch_size=batch_size, rule=options.rule(),

@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from experiments import resuming, start, training_data
+from experiments import measure, resuming, start, training_data
 from specjax import api, data, loading, metrics, sharding
 from specjax.loading import Model
 from specjax.models import convert, t5
@@ -236,8 +236,7 @@ def main(argv: list[str]) -> None:
         texts, training_data.encoder(tokenizer), batch_size=_BATCH_SIZE.value, shapes=training_data.shapes(),
         seed=_SEED.value, truncate_sources=training_data.truncate_sources(),
     )  # fmt: skip
-    num_params = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{num_params / 1e6:.2f} M parameters, {len(texts)} training pairs")
+    console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(texts)} training pairs")
     saved = checkpoints.Checkpoints(_OUTPUT.value)
     state, best = start_or_resume(saved, params, optimization, mesh, batches)
     like = abstract_state(params, optimization, mesh)

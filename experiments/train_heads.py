@@ -14,12 +14,11 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import outputs, resuming, start, training_data
+from experiments import measure, outputs, resuming, start, training_data
 from specjax import data, sharding
 from specjax.loading import Model
 from specjax.models import heads as heads_lib
@@ -117,9 +116,7 @@ def main(argv: list[str]) -> None:
     held_out_batches = data.evaluation_batches(held_out, 64, training_data.shapes())
     agreement = heads.make_agreement(network, frozen)
     params = heads_io.init(network, target.params, _SEED.value)
-    console.print(
-        f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters, {len(pairs)} texts"
-    )
+    console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(pairs)} texts")
     optimization = Optimization(_OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
     state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
     like = abstract_state(params, optimization, rules=sharding.REPLICATED)

@@ -148,8 +148,8 @@ def main(argv: list[str]) -> None:
     grid = read_grid(target)
     with console.status("making random weights on the device"):
         params = jax.block_until_ready(shapes.random_params(target, 0))
-    count = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {target.dtype}, {results.hardware()}")
+    millions = measure.num_params(params) / 1e6
+    console.print(f"{_TARGET.value}: {millions:.1f} M parameters, {target.dtype}, {results.hardware()}")
     with console.status(f"calls on 1 to {_NUM_NEW.value} tokens, a program to compile for each"):
         curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
