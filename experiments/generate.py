@@ -38,6 +38,7 @@ from experiments import (
     progress,
     results,
     round_trace,
+    side_by_side,
     start,
 )
 from experiments import rows as rows_lib
@@ -100,12 +101,12 @@ def build(
     )  # fmt: skip
 
 
-def run_arm(batches: list[Request], num_rows: int, name: str, console: Console) -> tuple[Generation, float]:
-    """Compiles, then decodes all; returns what came out and the seconds of the first call."""
+def run_arm(batches: list[Request], name: str, num_rows: int, console: Console) -> rows_lib.Arm:
+    """Compiles, then decodes all."""
     with console.status(f"compiling: {name}"):
         first_s = measure.seconds(lambda: arms.decode_one(batches[0]))
     console.print(f"{name}: first call, compilation included, {first_s:.1f} s")
-    return arms.decode_all(batches, num_rows, name, console), first_s
+    return rows_lib.Arm(batches, arms.decode_all(batches, num_rows, name, console), first_s)
 
 
 def show_rows(
@@ -165,35 +166,30 @@ def compare(
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
     console.rule(f"temperature {temperature:g}")
-    sampled = not sampling.is_greedy(temperature)
-    plain_batches = build(target, None, sources, temperature)
-    plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
-    rows = []
-    priced = sources[: max(_BATCH_SIZE.value, arms.NUM_PRICED)]
-    first = lambda drafter: build(target, drafter, priced, temperature)  # noqa: E731
-    for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.Trial(first, sampled, console))
-        batches = build(target, drafter, sources, temperature)
-        spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
-        texts = api.to_output(target.tokenizer, spec).texts
-        found, differing = rows_lib.compare(
-            console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, spec),
-            references(), has_alpha=columns.has_alpha(column, sampled, options.rule()),
-            all_alike=columns.all_alike(column), num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
-        )  # fmt: skip
-        if _ROUNDS.value and not rows and drafter is not None:
-            show_rounds(console, target, drafter, sources, temperature)
-        if not sampled and not rows:
-            show_rows(console, sources, texts, spec, {d.row for d in differing})
+    build_at = functools.partial(build, target, temperature=temperature)
+    run = functools.partial(run_arm, num_rows=len(sources), console=console)
+    plain = run(build_at(None, sources), "target alone")
+    rows: list[dict[str, object]] = []
+    for column in side_by_side.compare(
+        console, target, draft, plain, sources, references(), build=build_at, run=run,
+        num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+    ):  # fmt: skip
+        spec, differing = column.arm, column.differing
+        texts = api.to_output(target.tokenizer, spec.generation).texts
+        if _ROUNDS.value and not rows and column.drafter is not None:
+            show_rounds(console, target, column.drafter, sources, temperature)
+        if not plain.sampled and not rows:
+            show_rows(console, sources, texts, spec.generation, {d.row for d in differing})
         for d in differing:
             kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
             console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
         rows.append(
             {
-                "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
+                "temperature": temperature, "num_draft": column.name, "rule": options.rule_name(),
                 "batch_size": _BATCH_SIZE.value, "dtype": target.config.dtype, "seed": _SEED.value,
-                **columns.settings(drafter), **found,
-                "compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1),
+                **column.row,
+                "compile_s_target_alone": round(plain.first_s, 1),
+                "compile_s_speculative": round(spec.first_s, 1),
             }
         )  # fmt: skip
     return rows, texts
@@ -202,7 +198,8 @@ def compare(
 def target_alone(console: Console, target: Model, sources: list[str]) -> tuple[list[dict], list[str]]:
     """Without a draft: the target's text, and its quality."""
     temperature = float(_TEMPERATURE.value[0])
-    plain, _ = run_arm(build(target, None, sources, temperature), len(sources), "target alone", console)
+    batches = build(target, None, sources, temperature)
+    plain = run_arm(batches, "target alone", len(sources), console).generation
     texts = api.to_output(target.tokenizer, plain).texts
     for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)

@@ -16,10 +16,27 @@ Row = dict[str, Any]
 
 
 class Arm(NamedTuple):
-    """Checked requests and what came out of them, one row a source."""
+    """Checked requests and what came out of them, one row a source.
+
+    Attributes:
+      batches: all of one size and one temperature.
+      generation: a row for each source, none for what fills up the last batch.
+      first_s: seconds of the first call, compilation included; None: not measured.
+    """
 
     batches: Sequence[Request]
     generation: Generation
+    first_s: float | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a request."""
+        return len(self.batches[0].inputs["limit"])
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is not greedy."""
+        return not is_greedy(sharding.fetch(self.batches[0].inputs["options"].temperature)).all()
 
 
 def compare(
@@ -36,12 +53,10 @@ def compare(
       num_timed: sources in a timed turn, at most.
       repeats: timed turns; 0 times nothing.
     """
-    num_rows, batch_size = len(plain.generation.length), len(plain.batches[0].inputs["limit"])
-    temperature = sharding.fetch(plain.batches[0].inputs["options"].temperature)
-    sampled = not is_greedy(temperature).all()
+    num_rows, batch_size = len(plain.generation.length), plain.batch_size
     row = counts(speculative.generation, has_alpha, all_alike)
     differing: list[identity.Difference] = []
-    if not sampled:
+    if not plain.sampled:
         differing = identity.differences(
             identity.ids(plain.generation), identity.ids(speculative.generation),
             lambda i: (plain.batches[i // batch_size], i % batch_size),
@@ -57,7 +72,7 @@ def compare(
     timing = arms.time_arms(*both, num_rows, repeats, console)
     row |= {"num_timed": min(num_timed, num_rows), **times(timing), **end_to_end(timing)}
     if all_alike:
-        costs = arms.round_costs(speculative.batches[0], sampled, console)
+        costs = arms.round_costs(speculative.batches[0], plain.sampled, console)
         row |= parts(timing, costs, speculative.batches[0].program.max_depth)
     return row, differing
 
