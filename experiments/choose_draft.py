@@ -19,11 +19,10 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, list_flags, measure, outputs, results, start
+from experiments import arms, dtypes, list_flags, measure, outputs, results, start
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
-from specjax.models import convert
 from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.texts import check_tokenizers
@@ -41,9 +40,6 @@ _MEASURE = flags.DEFINE_integer(
     "measure", 0, "Timed turns of every candidate at its best K; 0: none.", lower_bound=0
 )
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
@@ -187,10 +183,12 @@ def main(argv: list[str]) -> None:
     del argv
     if not _DRAFTS.value:
         raise ValueError("--draft is missing: name at least one candidate")
+    temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
+    list_flags.counts("num_draft", _NUM_DRAFT.value)
     console = start.console()
     with console.status("loading"):
-        target = specjax.load(_TARGET.value, _DTYPE.value)
-        candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
+        target = specjax.load(_TARGET.value, dtypes.dtype())
+        candidates = {name: specjax.load(name, dtypes.dtype()) for name in _DRAFTS.value}
     for draft in candidates.values():
         check_tokenizers(target.tokenizer, draft.tokenizer)
     lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
@@ -204,7 +202,7 @@ def main(argv: list[str]) -> None:
         [memory_row(target, name, draft, num_source) for name, draft in candidates.items()],
     )  # fmt: skip
     rows = []
-    for temperature in map(float, _TEMPERATURE.value):
+    for temperature in temperatures:
         ranked = rank(console, target, candidates, sources, temperature)
         shown = [{k: v for k, v in row.items() if k != "temperature"} for row in ranked]
         shown = [row | {"draft": pathlib.PurePath(str(row["draft"])).name} for row in shown]

@@ -30,6 +30,7 @@ import specjax
 from experiments import (
     arms,
     columns,
+    dtypes,
     hosts,
     list_flags,
     measure,
@@ -60,9 +61,6 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.",
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
@@ -110,12 +108,9 @@ def run_arm(batches: list[Request], name: str, num_rows: int, console: Console) 
 
 
 def show_rows(
-    console: Console,
-    sources: Sequence[str],
-    texts: Sequence[str],
-    generation: Generation,
+    console: Console, sources: Sequence[str], texts: Sequence[str], generation: Generation,
     differing: set[int],
-) -> None:
+) -> None:  # fmt: skip
     """Prints source and translation, whether it is the target's own, and tokens per target call."""
     tau = np.asarray(generation.stats.tau)
     for i, source in enumerate(sources[: _SHOW.value]):
@@ -203,13 +198,8 @@ def target_alone(console: Console, target: Model, sources: list[str]) -> tuple[l
     texts = api.to_output(target.tokenizer, plain).texts
     for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
-    return [
-        {
-            "temperature": temperature,
-            **rows_lib.counts(plain, False, False),
-            **rows_lib.quality(texts, references()),
-        }
-    ], texts
+    row = rows_lib.counts(plain, False, False) | rows_lib.quality(texts, references())
+    return [{"temperature": temperature, **row}], texts
 
 
 def once(
@@ -253,7 +243,7 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
     wanted = {who: (name, rules) for who, (name, rules) in wanted.items() if name}
     if mesh is not None:
         shapes = [
-            (who, convert.read_config(name, _DTYPE.value), rules, _CALL if who == "target" else 1)
+            (who, convert.read_config(name, dtypes.dtype()), rules, _CALL if who == "target" else 1)
             for who, (name, rules) in wanted.items()
         ]
         meshes.show_memory(
@@ -261,7 +251,9 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
             num_slots=1 + _MAX_NEW_TOKENS.value + _CALL,
         )  # fmt: skip
     with console.status("loading"):
-        models = {who: specjax.load(name, _DTYPE.value, mesh, rules) for who, (name, rules) in wanted.items()}
+        models = {
+            who: specjax.load(name, dtypes.dtype(), mesh, rules) for who, (name, rules) in wanted.items()
+        }
     return models["target"], models.get("draft")
 
 

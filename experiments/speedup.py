@@ -21,11 +21,10 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, list_flags, options, results, side_by_side, start, tasks
+from experiments import arms, columns, dtypes, list_flags, options, results, side_by_side, start, tasks
 from experiments import rows as rows_lib
 from specjax import analysis, data
 from specjax.loading import Model
-from specjax.models import convert
 from specjax.request import Request
 from specjax.texts import check_tokenizers
 from specjax.training import loop
@@ -40,9 +39,6 @@ _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at 
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
@@ -73,7 +69,7 @@ class Pair:
 
 @functools.cache
 def load(name: str) -> Model:
-    return specjax.load(name, _DTYPE.value)
+    return specjax.load(name, dtypes.dtype())
 
 
 @functools.cache
