@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -17,7 +17,9 @@ from specjax.drafters import BoundDrafter
 from specjax.loading import Model
 from specjax.request import Request
 from specjax.sampling import Sampling
-from specjax.types import AcceptanceRule, Generation
+from specjax.types import AcceptanceRule, Generation, Stats
+
+T = TypeVar("T")
 
 
 def requests(
@@ -56,7 +58,21 @@ def decode_all(batches: Sequence[Request], num_rows: int, label: str, console: C
     done = []
     for request in progress.track(batches, len(batches), label, console):
         done.append(sharding.fetch(decode_one(request)))
-    return jax.tree.map(lambda *rows: np.concatenate(rows)[:num_rows], *done)
+    return joined(done, num_rows)
+
+
+def joined(parts: Sequence[T], num_rows: int | None = None) -> T:
+    """Pytrees of rows `[B, ...]`, one after the other; of all rows the first `num_rows` (None: all)."""
+    return jax.tree.map(lambda *rows: np.concatenate(rows)[:num_rows], *parts)
+
+
+def counted(requests: Sequence[Request], num_rows: int | None = None) -> tuple[Stats, int]:
+    """The sums of the first `num_rows` rows (None: all), and the rounds that served them.
+
+    A round serves all rows of its batch, so the slowest row counts.
+    """
+    stats = [sharding.fetch(decode_one(request).stats) for request in requests]
+    return joined(stats, num_rows).total(), sum(int(s.num_rounds.max()) for s in stats)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +110,8 @@ def time_arms(
     arms = {"plain": plain, "speculative": speculative}
     tokens, rounds = {}, {}
     for name, requests in arms.items():  # compiles, too
-        stats = [sharding.fetch(decode_one(request).stats) for request in requests]
-        tokens[name] = int(np.concatenate([s.num_emitted for s in stats])[:num_rows].sum())
-        # A round serves all rows of its batch.
-        rounds[name] = sum(int(s.num_rounds.max()) for s in stats)
+        total, rounds[name] = counted(requests, num_rows)
+        tokens[name] = int(total.num_emitted[0])
     runs = {name: functools.partial(request_seconds, requests) for name, requests in arms.items()}
     turns = list(progress.track(measure.alternate(runs, repeats), repeats, "timing both in turns", console))
     # [turns, requests, 2]: prefill, loop
@@ -189,12 +203,8 @@ class Trial:
     @staticmethod
     def _count(requests: Sequence[Request]) -> tuple[float, float]:
         """Tokens a round of a batch, and alpha."""
-        stats = [sharding.fetch(decode_one(request).stats) for request in requests]
-        emitted, accepted, tested = (
-            sum(float(getattr(s, name).sum()) for s in stats)
-            for name in ("num_emitted", "accepted", "tested")
-        )
-        return emitted / max(sum(int(s.num_rounds.max()) for s in stats), 1), accepted / max(tested, 1.0)
+        total, num_rounds = counted(requests)
+        return total.num_emitted[0] / max(num_rounds, 1), float(np.nan_to_num(total.alpha[0]))
 
 
 def round_costs(request: Request, sampled: bool, console: Console) -> measure.RoundCosts:

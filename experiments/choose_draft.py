@@ -19,15 +19,14 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, list_flags, measure, progress, results, start
+from experiments import arms, dtypes, list_flags, measure, outputs, results, start
 from specjax import analysis, api, data, decode, drafters, sampling
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
-from specjax.models import convert
 from specjax.request import Request
 from specjax.sampling import Sampling
 from specjax.texts import check_tokenizers
-from specjax.training import distillation, loop, losses
+from specjax.training import loop, losses
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
@@ -41,9 +40,6 @@ _MEASURE = flags.DEFINE_integer(
     "measure", 0, "Timed turns of every candidate at its best K; 0: none.", lower_bound=0
 )
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
@@ -64,12 +60,10 @@ def own_outputs(
     """Source ids and what the target itself says."""
     source_ids, source_mask = api.encode_sources(target, sources)
     pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
-    label = f"the target's outputs at temperature {temperature:g}"
-    with progress.tokens(len(pairs), label, console) as report:
-        return distillation.generate_targets(
-            target.network, target.params, pairs, temperature=temperature, seed=_SEED.value,
-            max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24, num_ids=target.num_ids, on_progress=report,
-        )  # fmt: skip
+    return outputs.generated(
+        console, target, pairs, f"the target's outputs at temperature {temperature:g}",
+        temperature=temperature, seed=_SEED.value, max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24,
+    )  # fmt: skip
 
 
 def acceptance_chances(
@@ -79,7 +73,7 @@ def acceptance_chances(
 
     Beside them their expected alpha, the mean over positions of the sum of min(p, q).
     """
-    num_ids, greedy = target.num_ids, temperature < sampling.GREEDY_BELOW
+    num_ids, greedy = target.num_ids, sampling.is_greedy(temperature)
 
     @jax.jit
     def chances_of(params: tuple[Any, Any], batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +99,7 @@ def candidate(
     sources: Sequence[str], said: Sequence[data.Pair], verify: dict[int, float],
 ) -> dict[str, Any]:  # fmt: skip
     """One row: what a draft would bring at its best K."""
-    greedy = temperature < sampling.GREEDY_BELOW
+    greedy = sampling.is_greedy(temperature)
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
         chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
     # What a round costs beside the target call, K c + o, is timed at both ends and is a line between them.
@@ -121,15 +115,11 @@ def candidate(
     best = max(speedups, key=lambda k: speedups[k])
     pays = speedups[best] > 1
     return {
-        "draft": name, "temperature": temperature, "million_params": num_params(draft) / 1e6,
+        "draft": name, "temperature": temperature, "million_params": measure.num_params(draft.params) / 1e6,
         "expected_alpha": expected_alpha, "c": costs.c, "overhead": rest[best] - best * costs.c,
         "num_draft": best, "verify_cost": verify[best], "tau": taus[best],
         "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
     }  # fmt: skip
-
-
-def num_params(model: Model) -> int:
-    return sum(x.size for x in jax.tree.leaves(model.params))
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
@@ -139,11 +129,11 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
     parts = {}
     for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
         parts[who] = analysis.memory(
-            model.config, num_params=num_params(model), batch_size=1, num_source=num_source,
+            model.config, num_params=measure.num_params(model.params), batch_size=1, num_source=num_source,
             num_slots=_MAX_NEW_TOKENS.value + num_draft + 2, num_new=num_new, bytes_per_number=size,
         )  # fmt: skip
     same_width = draft.config.d_model == target.config.d_model
-    encoder = sum(x.size for key, x in _flat(draft.params) if key.startswith("encoder"))
+    encoder = measure.num_params({k: x for k, x in draft.params.items() if k.startswith("encoder")})
     saving = size * encoder / 2**20 if same_width else "not possible: widths differ"
     embedding = size * draft.params["embedding"].size / 2**20 if same_width else "not possible: widths differ"
     return {
@@ -152,11 +142,6 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
         "logits_mib": sum(p.logits for p in parts.values()) / 2**20,
         "shared_encoder_saves_mib": saving, "shared_embedding_saves_mib": embedding,
     }  # fmt: skip
-
-
-def _flat(params: Any) -> list[tuple[str, Any]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return [(str(path[0].key), leaf) for path, leaf in leaves]
 
 
 def run_measured(
@@ -170,10 +155,7 @@ def run_measured(
         for drafter in (None, drafters.from_model(draft, num_draft))
     )
     speedup = arms.time_arms(*both, len(timed), _MEASURE.value, console).speedup
-    return {
-        "speedup": speedup.median, "speedup_low": speedup.low, "speedup_high": speedup.high,
-        "measured_over_predicted": speedup.median / row["predicted_speedup"],
-    }  # fmt: skip
+    return speedup.named("speedup") | {"measured_over_predicted": speedup.median / row["predicted_speedup"]}
 
 
 def rank(
@@ -186,7 +168,7 @@ def rank(
         program, params, inputs = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
         state = decode.jitted_prefill(program, params, **inputs)
         ks = list_flags.counts("num_draft", _NUM_DRAFT.value)
-        verify = measure.verify_costs(program, params, state, temperature >= sampling.GREEDY_BELOW, ks)
+        verify = measure.verify_costs(program, params, state, not sampling.is_greedy(temperature), ks)
     rows = [
         candidate(console, target, name, draft, temperature, sources, said, verify)
         for name, draft in candidates.items()
@@ -201,10 +183,12 @@ def main(argv: list[str]) -> None:
     del argv
     if not _DRAFTS.value:
         raise ValueError("--draft is missing: name at least one candidate")
+    temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
+    list_flags.counts("num_draft", _NUM_DRAFT.value)
     console = start.console()
     with console.status("loading"):
-        target = specjax.load(_TARGET.value, _DTYPE.value)
-        candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
+        target = specjax.load(_TARGET.value, dtypes.dtype())
+        candidates = {name: specjax.load(name, dtypes.dtype()) for name in _DRAFTS.value}
     for draft in candidates.values():
         check_tokenizers(target.tokenizer, draft.tokenizer)
     lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
@@ -218,7 +202,7 @@ def main(argv: list[str]) -> None:
         [memory_row(target, name, draft, num_source) for name, draft in candidates.items()],
     )  # fmt: skip
     rows = []
-    for temperature in map(float, _TEMPERATURE.value):
+    for temperature in temperatures:
         ranked = rank(console, target, candidates, sources, temperature)
         shown = [{k: v for k, v in row.items() if k != "temperature"} for row in ranked]
         shown = [row | {"draft": pathlib.PurePath(str(row["draft"])).name} for row in shown]

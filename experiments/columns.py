@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from experiments import arms, options
+from experiments import arms, measure
 from specjax import acceptance, controller, drafters, loading, rounds
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
 from specjax.models import heads_io
+from specjax.types import AcceptanceRule
 
 _COLUMNS = flags.DEFINE_list(
     "num_draft",
@@ -151,12 +152,12 @@ def all_alike(column: str) -> bool:
     return _parse(column)[0].all_alike and not column.startswith(_ADAPTIVE)
 
 
-def has_alpha(column: str, sampled: bool) -> bool:
+def has_alpha(column: str, sampled: bool, rule: AcceptanceRule) -> bool:
     """Whether alpha means anything there: for chains under the token-wise rule that are sure to draft."""
     return (
         not column.startswith(_ADAPTIVE)
         and not _parse(column)[0].is_tree
-        and (not sampled or options.rule() is acceptance.speculative)
+        and (not sampled or rule is acceptance.speculative)
     )
 
 
@@ -165,10 +166,11 @@ def settings(drafter: BoundDrafter | None) -> dict[str, Any]:
     if drafter is None:
         return {"costs": "more than it brings: the target alone"}
     has_heads = isinstance(drafter.params, dict) and "heads" in drafter.params
-    arrays = jax.tree.leaves(drafter.params["heads"] if has_heads else drafter.params)
+    params = drafter.params["heads"] if has_heads else drafter.params
     found: dict[str, Any] = {
-        "draft_parameters": sum(x.size for x in arrays), "draft_bytes": sum(x.nbytes for x in arrays)
-    }  # fmt: skip
+        "draft_parameters": measure.num_params(params),
+        "draft_bytes": sum(x.nbytes for x in jax.tree.leaves(params)),
+    }
     adaptive = drafter.drafter
     if isinstance(adaptive, controller.AdaptiveDrafter):
         table = zip(adaptive.lengths, adaptive.costs, strict=True)

@@ -18,20 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from flax import struct
 from rich.console import Console
 
 import specjax
 from experiments import arms as arms_lib
-from experiments import outputs, results, start, tasks
+from experiments import distill_arms, outputs, results, resuming, start, training_data
+from experiments.distill_arms import Arms
 from specjax import data
 from specjax.loading import Model
-from specjax.models import convert, t5
+from specjax.models import convert, heads_io
 from specjax.sampling import Sampling
 from specjax.texts import check_tokenizers
-from specjax.training import checkpoints, distillation, loop, losses, stopping
+from specjax.training import checkpoints, distillation, loop, stopping
 from specjax.training.optimization import Optimization
-from specjax.training.state import TrainState, abstract_state, init_state
+from specjax.training.state import abstract_state, init_state
 
 _TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "The draft to start from, the same way.")
@@ -58,16 +58,6 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory for checkpoints, result
 _EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory for the best draft (bfloat16).")
 
 
-class Arms(struct.PyTreeNode):
-    """One training state per arm, in step with each other."""
-
-    states: dict[str, TrainState]
-
-    @property
-    def step(self) -> jax.Array:
-        return next(iter(self.states.values())).step
-
-
 @dataclasses.dataclass(frozen=True)
 class Batch(data.Batch):
     """A batch of the data, and what the target says to the same sources."""
@@ -78,7 +68,7 @@ class Batch(data.Batch):
 
 def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
     """Endless batches of both, a function of the step; the longer target decides the shape."""
-    shapes = tasks.shapes()
+    shapes = training_data.shapes()
     longer = [max(both, key=lambda pair: len(pair.target)) for both in zip(pairs, generated, strict=True)]
     for rows in data.training_rows(longer, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
         shape = data.shape_for([longer[i] for i in rows], shapes)
@@ -88,10 +78,6 @@ def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_st
         )
 
 
-def max_new_tokens() -> int:
-    return tasks.shapes()[-1][1]
-
-
 def generated_pairs(
     console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
     temperature: float,
@@ -99,7 +85,8 @@ def generated_pairs(
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
     return outputs.said(
         console, target, _TARGET.value, pairs, pathlib.Path(_OUTPUT.value) / f"{name}.json",
-        temperature=temperature, seed=_SEED.value, drafter=specjax.drafters.from_model(draft, 3),
+        temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
+        drafter=specjax.drafters.from_model(draft, 3),
     )  # fmt: skip
 
 
@@ -108,62 +95,7 @@ def evaluation_batches(
     temperature: float,
 ) -> list[data.Batch]:  # fmt: skip
     said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
-    return data.evaluation_batches(said, 64, tasks.shapes())
-
-
-def parse_arm(arm: str) -> tuple[str, str]:
-    """ "forward_kl:target" -> ("forward_kl", "target").
-
-    Raises:
-      ValueError: an unknown objective or kind of sequences.
-    """
-    objective, _, sequences = arm.partition(":")
-    objectives = ["likelihood", *losses.DIVERGENCES]
-    if objective not in objectives or sequences not in ("data", "target", "draft"):
-        raise ValueError(
-            f"--arms={arm}: give OBJECTIVE:SEQUENCES, from {', '.join(objectives)} and data, target, draft"
-        )
-    return objective, sequences
-
-
-def make_step(target: Model, draft: Model, optimization: Optimization, like: TrainState) -> Any:
-    """A step of all arms: `(Arms, batch) -> (Arms, mean loss)`."""
-    module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
-    num_ids = target.num_ids
-    teacher = distillation.make_teacher(target.module, target.params, num_ids)
-    on_policy = distillation.make_on_policy(draft.network, max_new_tokens(), num_ids)
-    parsed = {arm: parse_arm(arm) for arm in _ARMS.value}
-    steps = {
-        objective: loop.make_step(
-            loop.likelihood(module) if objective == "likelihood"
-            else distillation.divergence_from_target(module, losses.DIVERGENCES[objective]),
-            optimization, like,
-        )
-        for objective, _ in parsed.values()
-    }  # fmt: skip
-    needs = {sequences for objective, sequences in parsed.values() if objective != "likelihood"}
-
-    def step(arms: Arms, batch: dict[str, Any]) -> tuple[Arms, jax.Array]:
-        sources = {name: batch[name] for name in ("source_ids", "source_mask")}
-        own = sources | {name: batch[name] for name in ("target_ids", "target_mask")}
-        other = sources | {"target_ids": batch["generated_ids"], "target_mask": batch["generated_mask"]}
-        taught = {"data": own, "target": other}
-        taught = {kind: teacher(values) if kind in needs else values for kind, values in taught.items()}
-        states, total = {}, 0.0
-        for arm, (objective, sequences) in parsed.items():
-            state = arms.states[arm]
-            if sequences == "draft":
-                values = on_policy(state.params, own, int(state.step))
-                values = values if objective == "likelihood" else teacher(values)
-            else:
-                values = dict(taught[sequences])
-            if objective == "likelihood":
-                values.pop("target_logits", None)
-            states[arm], loss = steps[objective](state, values)
-            total += loss / len(parsed)
-        return Arms(states), total
-
-    return step
+    return data.evaluation_batches(said, 64, training_data.shapes())
 
 
 def evaluate(
@@ -182,8 +114,8 @@ def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]
     for temperature in (0.0, 1.0):
         requests = arms_lib.requests(
             target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
-            sampling=Sampling(temperature=temperature), max_new_tokens=max_new_tokens(), seed=_SEED.value,
-            truncate=True,
+            sampling=Sampling(temperature=temperature), max_new_tokens=training_data.max_new_tokens(),
+            seed=_SEED.value, truncate=True,
         )  # fmt: skip
         label = f"decoding the test split at temperature {temperature:g}"
         total = arms_lib.decode_all(requests, len(texts), label, console).stats.total()
@@ -209,38 +141,44 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
     results.save_figure(figure, path)
 
 
+def identity(target: Model, draft: Model, num_pairs: int) -> dict[str, Any]:
+    """What a run that is resumed must share with the one that was stopped."""
+    return {
+        "target": _TARGET.value, "target_fingerprint": heads_io.fingerprint(target.params),
+        "draft": _DRAFT.value, "draft_fingerprint": heads_io.fingerprint(draft.params),
+        **training_data.fingerprint(), "splits": _SPLITS.value,
+        "arms": _ARMS.value, "num_pairs": num_pairs, "batch_size": _BATCH_SIZE.value,
+        "buckets": [list(shape) for shape in training_data.shapes()], "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
+    }  # fmt: skip
+
+
 def train(
     console: Console, target: Model, draft: Model, saved: checkpoints.Checkpoints, acceptance: Any
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
     """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
     train_split, validation_split, _ = _SPLITS.value
-    pairs = tasks.tokenize(tasks.read(train_split, _NUM_SEQUENCES.value), target.tokenizer)
+    pairs = training_data.tokenize(training_data.read(train_split, _NUM_SEQUENCES.value), target.tokenizer)
     generated = generated_pairs(console, target, draft, pairs, "train_t1", 1.0)
-    held_out = tasks.tokenize(tasks.read(validation_split, _NUM_HELD_OUT.value), target.tokenizer)
+    held_out = training_data.read(validation_split, _NUM_HELD_OUT.value)
+    held_out = training_data.tokenize(held_out, target.tokenizer)
     sampled, greedy = (
         evaluation_batches(console, target, draft, held_out, "validation", temperature)
         for temperature in (1.0, 0.0)
     )
     optimization = Optimization("adafactor", _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
-    like = abstract_state(draft.params, optimization)
+    like, run = abstract_state(draft.params, optimization), identity(target, draft, len(pairs))
     arms = Arms({arm: init_state(draft.params, optimization, seed=_SEED.value) for arm in _ARMS.value})
     history: dict[str, list[dict[str, float]]] = {arm: [] for arm in _ARMS.value}
     best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
     kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
-    run = {
-        "target": _TARGET.value, "draft": _DRAFT.value, **tasks.fingerprint(), "splits": _SPLITS.value,
-        "arms": _ARMS.value, "num_pairs": len(pairs), "batch_size": _BATCH_SIZE.value,
-        "buckets": [list(shape) for shape in tasks.shapes()], "learning_rate": _RATE.value,
-        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
+    shapes = {
+        "arms": Arms(dict.fromkeys(_ARMS.value, like)), "kept": dict.fromkeys(_ARMS.value, like.params)
     }  # fmt: skip
-    if saved.latest_step is not None:
-        shapes = {
-            "arms": Arms(dict.fromkeys(_ARMS.value, like)),
-            "kept": dict.fromkeys(_ARMS.value, like.params),
-        }
-        restored, note = saved.restore(shapes)
-        tasks.refuse_another(run, note["run"], saved.directory)
-        arms, kept, history, best = restored["arms"], restored["kept"], note["history"], note["best"]
+    found = resuming.restored(saved, shapes, run)
+    if found is not None:
+        arms, kept = found.state["arms"], found.state["kept"]
+        history, best = found.note["history"], found.note["best"]
         console.print(f"resumed at step {int(arms.step)} from {saved.directory}", soft_wrap=True)
 
     def report(arms: Arms, now: loop.Progress) -> bool:
@@ -266,7 +204,9 @@ def train(
         history.update({arm: [{"step": 0, **start}] for arm in _ARMS.value})
         first = dataclasses.asdict(stopping.Best(True, 0, sum(start.values())))
         best.update(dict.fromkeys(_ARMS.value, first))
-    step = make_step(target, draft, optimization, like)
+    step = distill_arms.make_step(
+        target, draft, _ARMS.value, training_data.max_new_tokens(), optimization, like
+    )
     loop.run(arms, step, batches(pairs, generated, int(arms.step)), _STEPS.value, _REPORT.value, report)
     saved.wait()
     return kept, history, best
@@ -276,8 +216,8 @@ def judge(
     console: Console, target: Model, draft: Model, kept: dict[str, Any], acceptance: Any
 ) -> list[dict[str, Any]]:
     """Every arm's best step, and the draft it all began with, on the test split."""
-    test = tasks.read(_SPLITS.value[2], _NUM_TEST.value)
-    pairs, texts = tasks.tokenize(test, target.tokenizer), [source for source, _ in test]
+    test = training_data.read(_SPLITS.value[2], _NUM_TEST.value)
+    pairs, texts = training_data.tokenize(test, target.tokenizer), [source for source, _ in test]
     sampled, greedy = (
         evaluation_batches(console, target, draft, pairs, "test", temperature) for temperature in (1.0, 0.0)
     )
@@ -298,7 +238,7 @@ def judge(
 def main(argv: list[str]) -> None:
     del argv
     for arm in _ARMS.value:
-        parse_arm(arm)
+        distill_arms.parse(arm)
     console = start.console()
     saved = checkpoints.Checkpoints(pathlib.Path(_OUTPUT.value) / "checkpoints")
     with console.status("loading"):

@@ -331,7 +331,7 @@ def distribution(
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     if options.min_new_tokens is not None and num_new < options.min_new_tokens:
         logits[list(eos_ids)] = -np.inf
-    if options.temperature < sampling.GREEDY_BELOW:
+    if sampling.is_greedy(options.temperature):
         return np.eye(len(logits))[logits.argmax()]
     weights = np.exp((logits - logits.max()) / np.float64(np.float32(options.temperature)))
     probs = weights / weights.sum()

@@ -30,6 +30,8 @@ import specjax
 from experiments import (
     arms,
     columns,
+    dtypes,
+    hosts,
     list_flags,
     measure,
     meshes,
@@ -37,6 +39,7 @@ from experiments import (
     progress,
     results,
     round_trace,
+    side_by_side,
     start,
 )
 from experiments import rows as rows_lib
@@ -58,9 +61,6 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.",
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
@@ -99,21 +99,18 @@ def build(
     )  # fmt: skip
 
 
-def run_arm(batches: list[Request], num_rows: int, name: str, console: Console) -> tuple[Generation, float]:
-    """Compiles, then decodes all; returns what came out and the seconds of the first call."""
+def run_arm(batches: list[Request], name: str, num_rows: int, console: Console) -> rows_lib.Arm:
+    """Compiles, then decodes all."""
     with console.status(f"compiling: {name}"):
         first_s = measure.seconds(lambda: arms.decode_one(batches[0]))
     console.print(f"{name}: first call, compilation included, {first_s:.1f} s")
-    return arms.decode_all(batches, num_rows, name, console), first_s
+    return rows_lib.Arm(batches, arms.decode_all(batches, num_rows, name, console), first_s)
 
 
 def show_rows(
-    console: Console,
-    sources: Sequence[str],
-    texts: Sequence[str],
-    generation: Generation,
+    console: Console, sources: Sequence[str], texts: Sequence[str], generation: Generation,
     differing: set[int],
-) -> None:
+) -> None:  # fmt: skip
     """Prints source and translation, whether it is the target's own, and tokens per target call."""
     tau = np.asarray(generation.stats.tau)
     for i, source in enumerate(sources[: _SHOW.value]):
@@ -131,9 +128,9 @@ def show_rounds(
 ) -> None:
     """Draws the rounds of the first --show_rounds sources."""
     requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
-    first = _OUTPUT.value and meshes.is_first()
+    first = _OUTPUT.value and hosts.is_first()
     path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if first else None
-    sampled = temperature >= sampling.GREEDY_BELOW
+    sampled = not sampling.is_greedy(temperature)
     round_trace.show(console, target.tokenizer, requests, sampled, path)
 
 
@@ -164,35 +161,30 @@ def compare(
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Both arms at one temperature: a row of the table for each K, and the speculative texts."""
     console.rule(f"temperature {temperature:g}")
-    sampled = temperature >= sampling.GREEDY_BELOW
-    plain_batches = build(target, None, sources, temperature)
-    plain, plain_s = run_arm(plain_batches, len(sources), "target alone", console)
-    rows = []
-    priced = sources[: max(_BATCH_SIZE.value, arms.NUM_PRICED)]
-    first = lambda drafter: build(target, drafter, priced, temperature)  # noqa: E731
-    for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.Trial(first, sampled, console))
-        batches = build(target, drafter, sources, temperature)
-        spec, spec_s = run_arm(batches, len(sources), f"speculative, K = {column}", console)
-        texts = api.to_output(target.tokenizer, spec).texts
-        found, differing = rows_lib.compare(
-            console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, spec),
-            references(), has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
-            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
-        )  # fmt: skip
-        if _ROUNDS.value and not rows and drafter is not None:
-            show_rounds(console, target, drafter, sources, temperature)
-        if not sampled and not rows:
-            show_rows(console, sources, texts, spec, {d.row for d in differing})
+    build_at = functools.partial(build, target, temperature=temperature)
+    run = functools.partial(run_arm, num_rows=len(sources), console=console)
+    plain = run(build_at(None, sources), "target alone")
+    rows: list[dict[str, object]] = []
+    for column in side_by_side.compare(
+        console, target, draft, plain, sources, references(), build=build_at, run=run,
+        num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+    ):  # fmt: skip
+        spec, differing = column.arm, column.differing
+        texts = api.to_output(target.tokenizer, spec.generation).texts
+        if _ROUNDS.value and not rows and column.drafter is not None:
+            show_rounds(console, target, column.drafter, sources, temperature)
+        if not plain.sampled and not rows:
+            show_rows(console, sources, texts, spec.generation, {d.row for d in differing})
         for d in differing:
             kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
             console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
         rows.append(
             {
-                "temperature": temperature, "num_draft": column, "rule": options.rule_name(),
+                "temperature": temperature, "num_draft": column.name, "rule": options.rule_name(),
                 "batch_size": _BATCH_SIZE.value, "dtype": target.config.dtype, "seed": _SEED.value,
-                **columns.settings(drafter), **found,
-                "compile_s_target_alone": round(plain_s, 1), "compile_s_speculative": round(spec_s, 1),
+                **column.row,
+                "compile_s_target_alone": round(plain.first_s, 1),
+                "compile_s_speculative": round(spec.first_s, 1),
             }
         )  # fmt: skip
     return rows, texts
@@ -201,17 +193,13 @@ def compare(
 def target_alone(console: Console, target: Model, sources: list[str]) -> tuple[list[dict], list[str]]:
     """Without a draft: the target's text, and its quality."""
     temperature = float(_TEMPERATURE.value[0])
-    plain, _ = run_arm(build(target, None, sources, temperature), len(sources), "target alone", console)
+    batches = build(target, None, sources, temperature)
+    plain = run_arm(batches, "target alone", len(sources), console).generation
     texts = api.to_output(target.tokenizer, plain).texts
     for source, text in list(zip(sources, texts, strict=True))[: _SHOW.value]:
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
-    return [
-        {
-            "temperature": temperature,
-            **rows_lib.counts(plain, False, False),
-            **rows_lib.quality(texts, references()),
-        }
-    ], texts
+    row = rows_lib.counts(plain, False, False) | rows_lib.quality(texts, references())
+    return [{"temperature": temperature, **row}], texts
 
 
 def once(
@@ -251,11 +239,11 @@ def once(
 
 def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
     """Target and draft; on a mesh, what they will take of each device is said first."""
-    wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
+    wanted = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, hosts.draft_rules())}
     wanted = {who: (name, rules) for who, (name, rules) in wanted.items() if name}
     if mesh is not None:
         shapes = [
-            (who, convert.read_config(name, _DTYPE.value), rules, _CALL if who == "target" else 1)
+            (who, convert.read_config(name, dtypes.dtype()), rules, _CALL if who == "target" else 1)
             for who, (name, rules) in wanted.items()
         ]
         meshes.show_memory(
@@ -263,13 +251,15 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
             num_slots=1 + _MAX_NEW_TOKENS.value + _CALL,
         )  # fmt: skip
     with console.status("loading"):
-        models = {who: specjax.load(name, _DTYPE.value, mesh, rules) for who, (name, rules) in wanted.items()}
+        models = {
+            who: specjax.load(name, dtypes.dtype(), mesh, rules) for who, (name, rules) in wanted.items()
+        }
     return models["target"], models.get("draft")
 
 
 def main(argv: list[str]) -> None:
     del argv
-    mesh, console = meshes.start()
+    mesh, console = hosts.start()
     lines = read_sources()
     references()
     columns.check()
@@ -277,7 +267,7 @@ def main(argv: list[str]) -> None:
     temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
     started = time.perf_counter()
     target, draft = load(console, mesh)
-    sizes = [sum(x.size for x in jax.tree.leaves(m.params)) / 1e6 for m in (target, draft) if m]
+    sizes = [measure.num_params(m.params) / 1e6 for m in (target, draft) if m]
     names = ", ".join(f"{n} {size:.2f} M" for n, size in zip(("target", "draft"), sizes, strict=False))
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     sources = [_PREFIX.value + line for line in lines if line.strip()]
@@ -293,7 +283,7 @@ def main(argv: list[str]) -> None:
         rows, texts = [row for run, _ in runs for row in run], runs[0][1]
     title = "target alone against speculative decoding" if _COMPARE.value else "every source once"
     results.show(console, title, rows)
-    if _OUTPUT.value and meshes.is_first():
+    if _OUTPUT.value and hosts.is_first():
         results.write(_OUTPUT.value, "generate", rows)
         answers = iter(texts)
         answered = [next(answers).replace("\n", "\\n") if line.strip() else "" for line in lines]

@@ -6,7 +6,7 @@ best logits are that close, either may win; any other difference is an error.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,33 @@ class Difference:
         return self.margin < NEAR_TIE
 
 
-def differences(plain: Generation, speculative: Generation, batches: list[Request]) -> list[Difference]:
-    """The rows of two greedy runs that differ, with the target's margin at each first difference."""
+def differences(
+    plain: Sequence[Sequence[int]], others: Sequence[Sequence[int]],
+    request_of: Callable[[int], tuple[Request, int]],
+) -> list[Difference]:  # fmt: skip
+    """The rows of two greedy runs that differ, with the target's margin at each first difference.
+
+    Args:
+      plain, others: ids of each row; `plain` are the target's own.
+      request_of: from a row to what the target decodes it by, and its index in that batch.
+    """
     found = []
-    for row in np.flatnonzero((plain.tokens != speculative.tokens).any(1)):
-        position = int((plain.tokens[row] != speculative.tokens[row]).argmax())
-        batch, index = divmod(int(row), len(batches[0].inputs["limit"]))
-        found.append(
-            Difference(int(row), position, margin(batches[batch], plain.tokens[row, :position], index))
-        )
+    for row, (ours, theirs) in enumerate(zip(plain, others, strict=True)):
+        position = first_difference(ours, theirs)
+        if position is not None:
+            request, index = request_of(row)
+            found.append(Difference(row, position, margin(request, ours[:position], index)))
     return found
+
+
+def counted(found: Sequence[Difference], num_rows: int) -> tuple[str, int]:
+    """How many rows are the same, in words, and how many of the others differ at a near tie."""
+    return f"{num_rows - len(found)} of {num_rows}", sum(d.is_near_tie for d in found)
+
+
+def ids(generation: Generation) -> list[list[int]]:
+    """What each row emitted."""
+    return [row[:n].tolist() for row, n in zip(generation.tokens, generation.length, strict=True)]
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -56,7 +73,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
-def margin(request: Request, before: Sequence[int] | np.ndarray, index: int) -> float:
+def margin(request: Request, before: Sequence[int], index: int) -> float:
     """The top-2 margin of what the target decides by after the tokens `before` of row `index`."""
     program, params, inputs = request
     # The row in all rows: a mesh that divides them wants as many.

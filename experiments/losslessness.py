@@ -15,24 +15,22 @@ from typing import Any
 import numpy as np
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
 import specjax
 from experiments import (
-    columns,
     exact_law,
     law_cases,
-    options,
     pair_law,
     planted_bugs,
     progress,
     results,
+    rules,
     sampled_law,
     start,
 )
 from experiments.law_cases import Case
 from experiments.planted_bugs import Bug
-from specjax import acceptance
+from specjax import acceptance, drafters
 from specjax.sampling import Sampling
 
 _PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Which parts to run.")
@@ -80,13 +78,16 @@ def drawn_rows(
     """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
     rows = []
     for rule, drafted, sampling in tests:
-        drafter = columns.drafter(pair.target, pair.draft, drafted)
-        assert drafter is not None
+        *above, last = map(int, drafted.split("x"))
+        drafter = (
+            drafters.tree_from_model(pair.draft, (*above, last)) if above
+            else drafters.from_model(pair.draft, last)
+        )  # fmt: skip
         words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
         num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)
         drawn = pair_law.draw(
-            pair, drafter, options.parse_rule(rule), sampling, num, _BATCH_SIZE.value, _SEED.value,
+            pair, drafter, rules.parse(rule), sampling, num, _BATCH_SIZE.value, _SEED.value,
             lambda batches, label=label: progress.track(batches, len(batches), label, console),
         )  # fmt: skip
         for what, num_tokens in (("first token", 1), ("first two tokens", 2)):
@@ -147,24 +148,22 @@ def control_rows() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def verdict(row: dict[str, Any]) -> str:
+    """What is to be said about a check; in colour what should not be."""
+    if row["part"] == "power" and row["caught_by"] != "nothing":
+        said = "caught" if row["passed"] else "CAUGHT WITHOUT A FAULT"
+    elif row.get("lossless", True):
+        said = "passed" if row["passed"] else "FAILED"
+    else:
+        said = "LOSSY, NOT SEEN" if row["passed"] else "seen to be lossy"
+    return said if said.islower() else f"[bold red]{said}[/bold red]"
+
+
 def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
     """A long table, one line a row."""
-    table = Table(title=title)
-    for column in (*columns, "verdict"):
-        table.add_column(column.replace("_", " "))
-    for row in rows:
-        lossy = not row.get("lossless", True)
-        verdict = ("seen to be lossy" if lossy else "FAILED") if not row["passed"] else "passed"
-        if lossy and row["passed"]:
-            verdict = "LOSSY, NOT SEEN"
-        if row["part"] == "power" and row["caught_by"] != "nothing":
-            verdict = "caught" if row["passed"] else "CAUGHT WITHOUT A FAULT"
-        values = [
-            f"{v:.2g}" if isinstance(v, float) else "" if v is None else str(v)
-            for v in (row[c] for c in columns)
-        ]
-        table.add_row(*values, verdict, style="" if verdict.islower() else "bold red")
-    console.print(table)
+    shown = [{name: "" if row[name] is None else row[name] for name in columns} for row in rows]
+    shown = [line | {"verdict": verdict(row)} for line, row in zip(shown, rows, strict=True)]
+    results.show_lines(console, title, shown)
 
 
 def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:

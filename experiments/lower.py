@@ -25,6 +25,7 @@ from specjax.sampling import Sampling
 _SHAPES = sorted(t5.PRESETS)
 _TARGET = flags.DEFINE_enum("target", "t5-v1_1-xxl", _SHAPES, "Shape of the target.")
 _DRAFT = flags.DEFINE_enum("draft", "t5-small", _SHAPES, "Shape of the draft, whole on every device.")
+_MESH = flags.DEFINE_string("mesh", "1x8", "DATAxMODEL, as in 2x4: that many simulated devices.")
 _NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Rows, over all devices.", lower_bound=1)
@@ -49,7 +50,7 @@ def request(mesh: jax.sharding.Mesh) -> Request:
 def main(argv: list[str]) -> None:
     del argv
     console = start.console()
-    data, model = meshes.parse(flags.FLAGS.mesh or "1x8")
+    data, model = meshes.parse(_MESH.value)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", data * model)
     mesh = sharding.make_mesh(data, model)

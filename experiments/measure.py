@@ -1,4 +1,4 @@
-"""The one way to measure time: alternating arms, warm, waited for; and the parts of a round.
+"""The one way to measure: times of alternating arms, warm, waited for; the parts of a round; sizes.
 
 Absolute times on a shared machine drift: only ratios within one run are reported as findings.
 """
@@ -33,8 +33,17 @@ class Spread:
         low, median, high = np.percentile(np.asarray(values, float), [25, 50, 75])
         return cls(float(median), float(low), float(high))
 
+    def named(self, name: str) -> dict[str, float]:
+        """For a row: the median as `name`, the quartiles as `name`_low and `name`_high."""
+        return {name: self.median, f"{name}_low": self.low, f"{name}_high": self.high}
+
     def __str__(self) -> str:
         return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def num_params(params: Any) -> int:
+    """Numbers in all arrays of `params`."""
+    return sum(x.size for x in jax.tree.leaves(params))
 
 
 def seconds(function: Callable[[], Any]) -> float:

@@ -1,9 +1,8 @@
 """Flags for how rows choose and drafts are judged, shared by the experiments that decode."""
 
-from collections.abc import Callable
-
 from absl import flags
 
+from experiments import rules
 from specjax import acceptance
 from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
@@ -34,32 +33,9 @@ def rule() -> AcceptanceRule:
     Raises:
       ValueError: there is no such rule.
     """
-    return parse_rule(_RULE.value)
+    return rules.parse(_RULE.value)
 
 
 def rule_name() -> str:
     """--rule as reports show it: a lossy one says so."""
     return _RULE.value if acceptance.is_lossless(rule()) else f"{_RULE.value} (lossy)"
-
-
-def parse_rule(text: str) -> AcceptanceRule:
-    """A rule by its name, its numbers after colons.
-
-    Raises:
-      ValueError: there is no such rule, or a number that is none.
-    """
-    name, *numbers = text.split(":")
-    make: dict[str, Callable[..., AcceptanceRule]] = {
-        "speculative": lambda: acceptance.speculative,
-        "block": lambda: acceptance.block,
-        "multi_round": lambda: acceptance.multi_round,
-        "lenient": acceptance.Lenient,
-        "typical": acceptance.Typical,
-    }
-    try:
-        return make[name](*map(float, numbers))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"--rule={text}: give one of {', '.join(make)}; lenient needs its number, as in lenient:0.5 "
-            f"({error})"
-        ) from error

@@ -4,44 +4,55 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
-from experiments import progress, results, tasks
+from experiments import progress, results
 from specjax import data
-from specjax.drafters import BoundDrafter
 from specjax.loading import Model
+from specjax.models import heads_io
 from specjax.training import distillation
+
+
+def generated(
+    console: Console, target: Model, pairs: Sequence[data.Pair], label: str, **options: Any
+) -> list[data.Pair]:
+    """The pairs with the target's outputs in place of their targets.
+
+    Args:
+      console: shows progress, under `label`.
+      target: the model.
+      pairs: their targets are not read.
+      options: the others of `distillation.generate_targets`.
+    """
+    with progress.tokens(len(pairs), label, console) as report:
+        return distillation.generate_targets(
+            target.network, target.params, pairs, num_ids=target.num_ids, on_progress=report, **options
+        )
 
 
 def said(
     console: Console, target: Model, target_name: str, pairs: Sequence[data.Pair], path: pathlib.Path, *,
-    temperature: float, seed: int, drafter: BoundDrafter | None = None,
+    temperature: float, seed: int, max_new_tokens: int, **options: Any,
 ) -> list[data.Pair]:  # fmt: skip
-    """The pairs with the target's outputs in place of their targets; those in the file, if it is of them.
+    """As `generated`; those in the file, if it is of them, and of this target as it is now.
 
     Args:
-      console: shows progress.
-      target, target_name: the model, and what it was loaded from.
-      pairs: their targets are not read.
+      target_name: what the target was loaded from.
       path: of a JSON file, written whole or not at all.
-      temperature, seed: of the outputs.
-      drafter: changes nothing but the time.
+      temperature, seed, max_new_tokens: of the outputs.
+      options: change nothing but the time.
     """
     sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
-    limit = tasks.shapes()[-1][1]
-    key = {"target": target_name, "temperature": temperature, "seed": seed, "sources": sources}
-    key["max_new_tokens"] = limit
+    asked = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
+    key = {"target": target_name, "fingerprint": heads_io.fingerprint(target.params), "sources": sources}
+    key |= asked
     if path.exists():
         document = json.loads(path.read_text())
         if document["key"] == key:
             return [data.Pair(p.source, ids) for p, ids in zip(pairs, document["ids"], strict=True)]
-    label = f"the target's outputs, {path.stem}"
-    with progress.tokens(len(pairs), label, console) as report:
-        made = distillation.generate_targets(
-            target.network, target.params, pairs, temperature=temperature, seed=seed, max_new_tokens=limit,
-            num_ids=target.num_ids, drafter=drafter, on_progress=report,
-        )  # fmt: skip
+    made = generated(console, target, pairs, f"the target's outputs, {path.stem}", **asked, **options)
     path.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(path, json.dumps({"key": key, "ids": [pair.target for pair in made]}))
     return made

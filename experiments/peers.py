@@ -20,6 +20,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
+from experiments import arms as arms_lib
 from experiments import identity, measure, memory_floor, peer_arms, peer_cases, progress, results, start
 from specjax import data, decode
 from specjax.request import Request
@@ -55,8 +56,7 @@ def our_arm(requests: Sequence[Request]) -> peer_arms.Arm:
     """Our program as an arm."""
 
     def run(source: int) -> list[int]:
-        done = jax.device_get(decode.jitted_generate(*requests[source]))
-        return done.tokens[0, : done.length[0]].tolist()
+        return identity.ids(jax.device_get(decode.jitted_generate(*requests[source])))[0]
 
     return run
 
@@ -75,10 +75,12 @@ def turn_seconds(arm: peer_arms.Arm, num_sources: int) -> float:
     """Seconds of all sources, after a pause and one source that is not timed: the caches are another's."""
     time.sleep(SETTLE_S)
     arm(0)
-    started = time.perf_counter()
-    for source in range(num_sources):
-        arm(source)
-    return time.perf_counter() - started
+
+    def turn() -> None:
+        for source in range(num_sources):
+            arm(source)
+
+    return measure.seconds(turn)
 
 
 def time_all(
@@ -94,18 +96,14 @@ def time_all(
 
 def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
     """How much of an output is that of our plain loop; of the rows that differ, how many do at a near tie."""
-    equal = near_ties = 0
-    for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        first = identity.first_difference(a, b)
-        first = len(a) if first is None else first
-        equal += first
-        if a != b:
-            near_ties += identity.margin(case.plain[row], a[:first], 0) < identity.NEAR_TIE
-    rows = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    found = identity.differences(ours, theirs, lambda row: (case.plain[row], 0))
+    same_rows, near_ties = identity.counted(found, len(ours))
+    num_tokens = sum(map(len, ours))
+    equal = num_tokens - sum(len(ours[d.row]) - d.position for d in found)
     return {
-        "same_rows": f"{rows} of {len(ours)}",
-        "same_tokens": f"{equal} of {sum(map(len, ours))}",
-        "num_near_ties": int(near_ties),
+        "same_rows": same_rows,
+        "same_tokens": f"{equal} of {num_tokens}",
+        "num_near_ties": near_ties,
     }
 
 
@@ -114,7 +112,7 @@ def tau(requests: Sequence[Request] | None) -> float | str:
     if requests is None:
         return "-"
     stats = [jax.device_get(decode.jitted_generate(*request).stats) for request in requests]
-    return float(sum(s.num_emitted[0] for s in stats) / sum(s.num_rounds[0] for s in stats))
+    return float(arms_lib.joined(stats).total().tau[0])
 
 
 def compare(

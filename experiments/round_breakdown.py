@@ -25,7 +25,7 @@ from specjax.judge import judge
 from specjax.models import t5
 from specjax.program import AllParams, LoopState, Program
 from specjax.request import Request
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, is_greedy
 from specjax.types import Draft
 
 _TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see `walltime`.")
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
             target, params, (1, _SOURCE.value), _NEW_TOKENS.value, drafter=drafter,
             drafter_params=shapes.random_params(small, 1), sampling=Sampling(temperature=temperature), seed=0,
         )  # fmt: skip
-        took = parts(request, temperature > 0, _REPEATS.value)
+        took = parts(request, not is_greedy(temperature), _REPEATS.value)
         networks = took["draft_network"] + took["target_network"]
         apart = took["choose_drafts"] + took["accept"] + took["commit"]
         rows.append(

@@ -9,17 +9,34 @@ from rich.console import Console
 from experiments import arms, identity, measure
 from specjax import analysis, api, metrics, sharding
 from specjax.request import Request
-from specjax.sampling import GREEDY_BELOW
+from specjax.sampling import is_greedy
 from specjax.types import Generation
 
 Row = dict[str, Any]
 
 
 class Arm(NamedTuple):
-    """Checked requests and what came out of them, one row a source."""
+    """Checked requests and what came out of them, one row a source.
+
+    Attributes:
+      batches: all of one size and one temperature.
+      generation: a row for each source, none for what fills up the last batch.
+      first_s: seconds of the first call, compilation included; None: not measured.
+    """
 
     batches: Sequence[Request]
     generation: Generation
+    first_s: float | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a request."""
+        return len(self.batches[0].inputs["limit"])
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is not greedy."""
+        return not is_greedy(sharding.fetch(self.batches[0].inputs["options"].temperature)).all()
 
 
 def compare(
@@ -36,25 +53,26 @@ def compare(
       num_timed: sources in a timed turn, at most.
       repeats: timed turns; 0 times nothing.
     """
-    num_rows = len(plain.generation.length)
-    sampled = bool((sharding.fetch(plain.batches[0].inputs["options"].temperature) >= GREEDY_BELOW).any())
+    num_rows, batch_size = len(plain.generation.length), plain.batch_size
     row = counts(speculative.generation, has_alpha, all_alike)
     differing: list[identity.Difference] = []
-    if not sampled:
-        differing = identity.differences(plain.generation, speculative.generation, list(plain.batches))
-        row["identical_to_target"] = f"{num_rows - len(differing)} of {num_rows}"
-        row["num_near_ties"] = sum(d.is_near_tie for d in differing)
+    if not plain.sampled:
+        differing = identity.differences(
+            identity.ids(plain.generation), identity.ids(speculative.generation),
+            lambda i: (plain.batches[i // batch_size], i % batch_size),
+        )  # fmt: skip
+        row["identical_to_target"], row["num_near_ties"] = identity.counted(differing, num_rows)
     texts = [api.to_output(tokenizer, arm.generation).texts for arm in (speculative, plain)]
     row |= quality(texts[0], references)
     row |= {"quality_target": quality(texts[1], references).get("quality", "not run")}
     if not repeats:
         return row, differing
-    num_requests = -(-num_timed // len(plain.batches[0].inputs["limit"]))
+    num_requests = -(-num_timed // batch_size)
     both = (arm.batches[:num_requests] for arm in (plain, speculative))
     timing = arms.time_arms(*both, num_rows, repeats, console)
     row |= {"num_timed": min(num_timed, num_rows), **times(timing), **end_to_end(timing)}
     if all_alike:
-        costs = arms.round_costs(speculative.batches[0], sampled, console)
+        costs = arms.round_costs(speculative.batches[0], plain.sampled, console)
         row |= parts(timing, costs, speculative.batches[0].program.max_depth)
     return row, differing
 
@@ -79,9 +97,7 @@ def times(timing: arms.Timing) -> Row:
     return {
         "ms_per_token_target_alone": str(timing.plain_ms),
         "ms_per_token_speculative": str(timing.speculative_ms),
-        "speedup": timing.speedup.median,
-        "speedup_low": timing.speedup.low,
-        "speedup_high": timing.speedup.high,
+        **timing.speedup.named("speedup"),
     }
 
 

@@ -21,11 +21,10 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, list_flags, options, results, start, tasks
+from experiments import arms, columns, dtypes, list_flags, options, results, side_by_side, start, tasks
 from experiments import rows as rows_lib
-from specjax import analysis, data, sampling
+from specjax import analysis, data
 from specjax.loading import Model
-from specjax.models import convert
 from specjax.request import Request
 from specjax.texts import check_tokenizers
 from specjax.training import loop
@@ -40,9 +39,6 @@ _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at 
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
-)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
@@ -73,7 +69,7 @@ class Pair:
 
 @functools.cache
 def load(name: str) -> Model:
-    return specjax.load(name, _DTYPE.value)
+    return specjax.load(name, dtypes.dtype())
 
 
 @functools.cache
@@ -118,36 +114,34 @@ def compare(
     """The rows of one pair, temperature and batch size: one for each --num_draft."""
     target, draft = load(pair.target), load(pair.draft)
     check_tokenizers(target.tokenizer, draft.tokenizer)
-    sampled = temperature >= sampling.GREEDY_BELOW
     sources, references = ([text[i] for text in texts] for i in (0, 1))
     build = functools.partial(
-        arms.requests, target, sources=sources, batch_size=batch_size, rule=options.rule(),
+        arms.requests, target, batch_size=batch_size, rule=options.rule(),
         sampling=options.sampling(temperature), max_new_tokens=pair.limit, seed=_SEED.value, truncate=True,
     )  # fmt: skip
-    plain_batches = build(drafter=None)
-    plain = arms.decode_all(plain_batches, len(sources), "target alone", console)
+
+    def run(batches: list[Request], name: str) -> rows_lib.Arm:
+        return rows_lib.Arm(batches, arms.decode_all(batches, len(sources), name, console))
+
+    plain = run(build(None, sources), "target alone")
     shared = {
         "task": pair.task, "target": pair.target, "temperature": temperature, "batch_size": batch_size,
         "rule": options.rule_name(), "dtype": target.config.dtype, "seed": _SEED.value,
-        **describe(target, plain_batches, plain),
+        **describe(target, plain.batches, plain.generation),
     }  # fmt: skip
-    first = lambda drafter: build(sources=sources[: max(batch_size, arms.NUM_PRICED)], drafter=drafter)  # noqa: E731
-    for column in columns.columns():
-        drafter = columns.drafter(target, draft, column, arms.Trial(first, sampled, console))
-        batches = build(drafter=drafter)
-        generation = arms.decode_all(batches, len(sources), f"speculative, K = {column}", console)
-        row, _ = rows_lib.compare(
-            console, target.tokenizer, rows_lib.Arm(plain_batches, plain), rows_lib.Arm(batches, generation),
-            references, has_alpha=columns.has_alpha(column, sampled), all_alike=columns.all_alike(column),
-            num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
-        )  # fmt: skip
-        if column.isdecimal() and "c" in row and row["alpha"] != "not applicable":
-            tau = analysis.expected_tokens(row["alpha"], int(column))
+    for column in side_by_side.compare(
+        console, target, draft, plain, sources, references, build=build, run=run,
+        num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
+    ):  # fmt: skip
+        row = column.row
+        if column.name.isdecimal() and "c" in row and row["alpha"] != "not applicable":
+            num_draft = int(column.name)
+            tau = analysis.expected_tokens(row["alpha"], num_draft)
             row["predicted_speedup_iid"] = float(
-                analysis.predicted_speedup(tau, int(column), row["c"], row["verify_cost"])
+                analysis.predicted_speedup(tau, num_draft, row["c"], row["verify_cost"])
             )
-        name = pair.draft if drafter is not None and drafter.tokenizer is not None else "none"
-        yield shared | {"draft": name, "num_draft": column} | columns.settings(drafter) | row
+        has_draft = column.drafter is not None and column.drafter.tokenizer is not None
+        yield shared | {"draft": pair.draft if has_draft else "none", "num_draft": column.name} | row
         jax.clear_caches()  # compiled programs hold hundreds of memory maps each, and a process may run out
 
 

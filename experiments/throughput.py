@@ -18,10 +18,12 @@ import specjax
 from experiments import arms, columns, identity, list_flags, measure, progress, results, start, tasks
 from specjax import api, corpus
 from specjax.loading import Model
+from specjax.request import Request
 from specjax.texts import Output
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way, where a column needs one.")
+_TASK = tasks.define_task()
 _SPLIT = flags.DEFINE_string("split", "test", "Which sources.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Rows decoded together; a line of the table each.")
@@ -32,17 +34,17 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table
 
 def same_as_alone(target: Model, sources: list[str], output: Output, alone: Output) -> dict[str, Any]:
     """How many sources got the tokens that they get alone, and which of the others were near ties."""
-    pairs = zip(alone.token_ids, output.token_ids, strict=True)
-    found = [(i, identity.first_difference(*pair)) for i, pair in enumerate(pairs)]
-    differing = [(i, position) for i, position in found if position is not None]
-    near = 0
-    for i, position in differing:
+
+    def request_of(row: int) -> tuple[Request, int]:
         (request,) = arms.requests(
-            target, None, [sources[i]], batch_size=1, sampling=None, seed=0, truncate=True,
+            target, None, [sources[row]], batch_size=1, sampling=None, seed=0, truncate=True,
             max_new_tokens=_MAX_NEW_TOKENS.value,
         )  # fmt: skip
-        near += identity.margin(request, alone.token_ids[i][:position], 0) < identity.NEAR_TIE
-    return {"identical_to_alone": f"{len(sources) - len(differing)} of {len(sources)}", "num_near_ties": near}
+        return request, 0
+
+    found = identity.differences(alone.token_ids, output.token_ids, request_of)
+    same, near_ties = identity.counted(found, len(sources))
+    return {"identical_to_alone": same, "num_near_ties": near_ties}
 
 
 def measure_batch(
@@ -75,7 +77,7 @@ def measure_batch(
             f"tokens_per_second_{name}": str(measure.Spread.of([num_tokens / turn[name] for turn in turns]))
             for name in names
         },
-        "speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high,
+        **gain.named("speedup"),
         **same_as_alone(target, sources, outputs["refilled"], alone),
     }  # fmt: skip
 
@@ -97,7 +99,7 @@ def main(argv: list[str]) -> None:
     console = start.console()
     target = specjax.load(_TARGET.value)
     draft = specjax.load(_DRAFT.value) if _DRAFT.value else None
-    texts = tasks.pairs(_SPLIT.value)
+    texts = tasks.pairs(_SPLIT.value, _TASK.value)
     sources = [texts[i][0] for i in range(min(_NUM_EXAMPLES.value or len(texts), len(texts)))]
     alone = functools.partial(
         api.generate_all, target, sources, batch_size=1, truncate=True, max_new_tokens=_MAX_NEW_TOKENS.value

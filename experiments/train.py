@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from experiments import start, tasks
+from experiments import measure, resuming, start, training_data
 from specjax import api, data, loading, metrics, sharding
 from specjax.loading import Model
 from specjax.models import convert, t5
@@ -91,7 +91,7 @@ Validate = Callable[[Any], dict[str, float]]
 
 def training_texts() -> Sequence[data.TextPair]:
     """Those of the training split, then its sources with each file of --train_targets."""
-    texts = tasks.pairs(_SPLITS.value[0])
+    texts = training_data.pairs(_SPLITS.value[0])
     if not _TRAIN_TARGETS.value:
         return texts
     joined = list(texts)
@@ -109,7 +109,7 @@ def training_texts() -> Sequence[data.TextPair]:
 def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
     """That of --tokenizer, made first if need be, else that of --init_from."""
     if _TOKENIZER.value:
-        prefix = len(tasks.task().prefix)
+        prefix = len(training_data.source_prefix())
         lines = (line for source, target in texts for line in (source[prefix:], target))
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
@@ -145,9 +145,8 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
 
 def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
     """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
-    texts = tasks.read(_SPLITS.value[1], _NUM_VALIDATION.value)
-    shapes = tasks.shapes()
-    batches = data.evaluation_batches(tasks.tokenize(texts, tokenizer), 64, shapes)
+    texts = training_data.read(_SPLITS.value[1], _NUM_VALIDATION.value)
+    batches = data.evaluation_batches(training_data.tokenize(texts, tokenizer), 64, training_data.shapes())
     evaluate = loop.make_evaluate(module, mesh)
     decoded = texts[: _BLEU.value]
 
@@ -158,7 +157,9 @@ def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
             outputs = []
             for i in range(0, len(decoded), 64):
                 sources = [source for source, _ in decoded[i : i + 64]]
-                outputs += api.generate(model, sources, max_new_tokens=shapes[-1][1], truncate=True).texts
+                outputs += api.generate(
+                    model, sources, max_new_tokens=training_data.max_new_tokens(), truncate=True
+                ).texts
             results["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
         return results
 
@@ -169,16 +170,15 @@ def start_or_resume(
     saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, batches: data.Stream
 ) -> tuple[TrainState, stopping.Best]:
     """The newest checkpoint, if there is one; `batches` goes on where it stood then."""
-    if saved.latest_step is None:
+    found = resuming.restored(saved, abstract_state(params, optimization, mesh), identity())
+    if found is None:
         best = stopping.Best(larger_is_better=_EXPORT_BY.value == "bleu")
         return init_state(params, optimization, seed=_SEED.value, mesh=mesh), best
-    state, note = saved.restore(abstract_state(params, optimization, mesh))
-    tasks.refuse_another(identity(), note.get("run", {}), saved.directory)
     try:
-        batches.set_state(note["data"].encode())
+        batches.set_state(found.note["data"].encode())
     except ValueError as error:
         raise ValueError(f"{saved.directory}: {error}, with another --output") from error
-    return state, stopping.Best(**note["best"])
+    return found.state, stopping.Best(**found.note["best"])
 
 
 def identity() -> dict[str, Any]:
@@ -186,7 +186,7 @@ def identity() -> dict[str, Any]:
     files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     run = {"splits": _SPLITS.value, "export_by": _EXPORT_BY.value, "train_targets": hashes}
-    return tasks.fingerprint() | run
+    return training_data.fingerprint() | run
 
 
 def train(
@@ -233,11 +233,10 @@ def main(argv: list[str]) -> None:
         module = t5.T5(config)
         validate = make_validate(module, mesh, tokenizer)
     batches = data.stream(
-        texts, tasks.encoder(tokenizer), batch_size=_BATCH_SIZE.value, shapes=tasks.shapes(),
-        seed=_SEED.value, truncate_sources=tasks.truncate_sources(),
+        texts, training_data.encoder(tokenizer), batch_size=_BATCH_SIZE.value, shapes=training_data.shapes(),
+        seed=_SEED.value, truncate_sources=training_data.truncate_sources(),
     )  # fmt: skip
-    num_params = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{num_params / 1e6:.2f} M parameters, {len(texts)} training pairs")
+    console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(texts)} training pairs")
     saved = checkpoints.Checkpoints(_OUTPUT.value)
     state, best = start_or_resume(saved, params, optimization, mesh, batches)
     like = abstract_state(params, optimization, mesh)

@@ -14,19 +14,18 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import outputs, start, tasks
+from experiments import measure, outputs, resuming, start, training_data
 from specjax import data, sharding
 from specjax.loading import Model
 from specjax.models import heads as heads_lib
 from specjax.models import heads_io
 from specjax.training import checkpoints, heads, loop
 from specjax.training.optimization import Optimization
-from specjax.training.state import abstract_state, init_state
+from specjax.training.state import TrainState, abstract_state, init_state
 
 _TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
 _KIND = flags.DEFINE_enum("kind", "eagle", heads_lib.KINDS, "What is trained.")
@@ -63,13 +62,13 @@ _EXPORT = flags.DEFINE_string("export", None, "Directory for the heads.")
 
 def texts(console: Console, target: Model, split: str, count: int) -> list[data.Pair]:
     """Sources of a split with what the target says to them, sampled and greedily."""
-    pairs = tasks.tokenize(tasks.read(split, count), target.tokenizer)
+    pairs = training_data.tokenize(training_data.read(split, count), target.tokenizer)
     folder = pathlib.Path(_TEXTS.value or _OUTPUT.value)
     made: list[data.Pair] = []
     for temperature in (1.0, 0.0):
         made += outputs.said(
             console, target, _TARGET.value, pairs, folder / f"{split}_t{temperature:g}.json",
-            temperature=temperature, seed=_SEED.value,
+            temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
         )  # fmt: skip
     return made
 
@@ -96,10 +95,73 @@ def taught(batches: Iterator[data.Batch], teacher: Any) -> Iterator[dict[str, An
 
 def training_batches(pairs: Sequence[data.Pair], start_step: int) -> Iterator[data.Batch]:
     """Endless, a function of the step."""
-    shapes = tasks.shapes()
+    shapes = training_data.shapes()
     for rows in data.training_rows(pairs, _BATCH_SIZE.value, shapes, _SEED.value, start_step):
         chosen = [pairs[i] for i in rows]
         yield data.make_batch(chosen, data.shape_for(chosen, shapes))
+
+
+def identity(target: Model, config: heads_lib.HeadsConfig, num_texts: int) -> dict[str, Any]:
+    """What a run that is resumed must share with the one that was stopped."""
+    return {
+        **training_data.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
+        "num_texts": num_texts, "buckets": [list(shape) for shape in training_data.shapes()],
+        "batch_size": _BATCH_SIZE.value, "optimizer": _OPTIMIZER.value, "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
+        "config": list(map(str, dataclasses.astuple(config))),
+    }  # fmt: skip
+
+
+def start_or_resume(
+    console: Console, saved: checkpoints.Checkpoints, params: Any, optimization: Optimization,
+    run: dict[str, Any],
+) -> TrainState:  # fmt: skip
+    """The newest checkpoint, if there is one."""
+    found = resuming.restored(saved, abstract_state(params, optimization, rules=sharding.REPLICATED), run)
+    if found is None:
+        return init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
+    console.print(f"resumed at step {int(found.state.step)} from {_OUTPUT.value}", soft_wrap=True)
+    return found.state
+
+
+def show(console: Console, now: loop.Progress, overlap: Sequence[float], agree: Sequence[float]) -> None:
+    """Prints a report: chances of acceptance, position by position."""
+    shown = "  ".join(
+        f"{name} {' '.join(f'{x:.3f}' for x in values)}"
+        for name, values in (("expected alpha", overlap), ("greedy", agree))
+    )
+    console.print(
+        f"step {now.step}/{_STEPS.value}  loss {now.loss:.3f}  {shown}  {now.tokens_per_s:.0f} tokens/s",
+        soft_wrap=True,
+    )
+
+
+def train(
+    console: Console, saved: checkpoints.Checkpoints, target: Model, network: heads_lib.HeadsNetwork,
+    pairs: Sequence[data.Pair], held_out: Sequence[data.Pair],
+) -> TrainState:  # fmt: skip
+    """Runs the loop, from the newest checkpoint if there is one; reports and checkpoints."""
+    config, frozen = network.config, network.frozen(target.params)
+    params = heads_io.init(network, target.params, _SEED.value)
+    console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(pairs)} texts")
+    optimization = Optimization(_OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
+    run = identity(target, config, len(pairs))
+    state = start_or_resume(console, saved, params, optimization, run)
+    like = abstract_state(params, optimization, rules=sharding.REPLICATED)
+    step = loop.make_step(heads.objective(network, frozen), optimization, like)
+    teacher = heads.make_teacher(target.module, target.params, config.feature_layers, target.num_ids)
+    agreement = heads.make_agreement(network, frozen)
+    batches = data.evaluation_batches(held_out, 64, training_data.shapes())
+
+    def report(state: TrainState, now: loop.Progress) -> bool:
+        show(console, now, *agreement(state.params, taught(iter(batches), teacher)))
+        saved.save(now.step, state, {"run": run})
+        return True
+
+    return loop.run(
+        state, lambda state, batch: step(state, teacher(batch)), training_batches(pairs, int(state.step)),
+        _STEPS.value, _REPORT.value, report,
+    )  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
@@ -110,52 +172,8 @@ def main(argv: list[str]) -> None:
         target = specjax.load(_TARGET.value, "float32")
     pairs = texts(console, target, _SPLITS.value[0], _NUM_SEQUENCES.value)
     config = read_config(target, pairs)
-    network = heads_lib.HeadsNetwork(config, target.config)
-    frozen, num_ids = network.frozen(target.params), target.num_ids
-    teacher = heads.make_teacher(target.module, target.params, config.feature_layers, num_ids)
     held_out = texts(console, target, _SPLITS.value[1], _NUM_HELD_OUT.value)
-    held_out_batches = data.evaluation_batches(held_out, 64, tasks.shapes())
-    agreement = heads.make_agreement(network, frozen)
-    params = heads_io.init(network, target.params, _SEED.value)
-    console.print(
-        f"{sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters, {len(pairs)} texts"
-    )
-    optimization = Optimization(_OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, "cosine")
-    state = init_state(params, optimization, seed=_SEED.value, rules=sharding.REPLICATED)
-    like = abstract_state(params, optimization, rules=sharding.REPLICATED)
-    run = {
-        **tasks.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
-        "num_texts": len(pairs), "buckets": [list(shape) for shape in tasks.shapes()],
-        "batch_size": _BATCH_SIZE.value, "optimizer": _OPTIMIZER.value, "learning_rate": _RATE.value,
-        "warmup_steps": _WARMUP.value,
-        "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
-        "config": list(map(str, dataclasses.astuple(config))),
-    }  # fmt: skip
-    if saved.latest_step is not None:
-        state, note = saved.restore(like)
-        tasks.refuse_another(run, note, _OUTPUT.value)
-        console.print(f"resumed at step {int(state.step)} from {_OUTPUT.value}", soft_wrap=True)
-    step = loop.make_step(heads.objective(network, frozen), optimization, like)
-
-    def teach_and_step(state: Any, batch: dict[str, Any]) -> Any:
-        return step(state, teacher(batch))
-
-    def report(state: Any, now: loop.Progress) -> bool:
-        overlap, agree = agreement(state.params, taught(iter(held_out_batches), teacher))
-        shown = "  ".join(
-            f"{name} {' '.join(f'{x:.3f}' for x in values)}"
-            for name, values in (("expected alpha", overlap), ("greedy", agree))
-        )
-        console.print(
-            f"step {now.step}/{_STEPS.value}  loss {now.loss:.3f}  {shown}  {now.tokens_per_s:.0f} tokens/s",
-            soft_wrap=True,
-        )
-        saved.save(now.step, state, run)
-        return True
-
-    state = loop.run(
-        state, teach_and_step, training_batches(pairs, int(state.step)), _STEPS.value, _REPORT.value, report
-    )
+    state = train(console, saved, target, heads_lib.HeadsNetwork(config, target.config), pairs, held_out)
     saved.close()
     if _EXPORT.value:
         heads_io.save(_EXPORT.value, config, state.params, target.params)

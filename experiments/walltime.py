@@ -16,11 +16,11 @@ import jax
 from absl import flags
 from rich.console import Console
 
-from experiments import arms, list_flags, measure, results, shapes, start
+from experiments import arms, dtypes, list_flags, measure, results, shapes, start
 from experiments import rows as rows_lib
 from experiments.forced import Forced
 from specjax import acceptance, analysis, decode, drafters
-from specjax.models import convert, t5
+from specjax.models import t5
 from specjax.request import Request
 from specjax.sampling import Sampling
 
@@ -36,9 +36,6 @@ _NUM_NEW = flags.DEFINE_integer(
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=0)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum(
-    "dtype", None, convert.DTYPES, "Of weights and computation; float32 on CPU, else bfloat16."
-)
 _NUM_RUNS = flags.DEFINE_integer(
     "num_runs", 8, "Runs in a timed turn, each with coins of its own.", lower_bound=1
 )
@@ -144,12 +141,12 @@ def plot(path: pathlib.Path, curve: Sequence[dict[str, Any]], rows: Sequence[dic
 def main(argv: list[str]) -> None:
     del argv
     console = start.console()
-    target = shapes.shape(_TARGET.value, _DTYPE.value or shapes.default_dtype())
+    target = shapes.shape(_TARGET.value, dtypes.dtype() or shapes.default_dtype())
     grid = read_grid(target)
     with console.status("making random weights on the device"):
         params = jax.block_until_ready(shapes.random_params(target, 0))
-    count = sum(x.size for x in jax.tree.leaves(params))
-    console.print(f"{_TARGET.value}: {count / 1e6:.1f} M parameters, {target.dtype}, {results.hardware()}")
+    millions = measure.num_params(params) / 1e6
+    console.print(f"{_TARGET.value}: {millions:.1f} M parameters, {target.dtype}, {results.hardware()}")
     with console.status(f"calls on 1 to {_NUM_NEW.value} tokens, a program to compile for each"):
         curve = verify_curve(build(target, params, None, None, acceptance.speculative)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)

@@ -7,6 +7,7 @@ import pytest
 from absl import flags
 
 from experiments import arms, columns, exact_law
+from specjax import acceptance
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters import LookaheadDrafter, ModelDrafter, ModelTreeDrafter, StagedDrafter
 
@@ -82,5 +83,10 @@ def test_what_no_drafter_can_be_made_of_is_refused(column, draft, said):
 
 def test_which_columns_need_no_draft_and_have_an_alpha():
     assert columns.all_alike("eagle:4") and not columns.all_alike("adaptive+eagle:4")
-    assert not columns.has_alpha("medusa:2x1", False) and columns.has_alpha("one_pass:5", False)
-    assert not columns.has_alpha("adaptive:3", False)
+    alpha = {
+        column: columns.has_alpha(column, False, acceptance.speculative)
+        for column in ("medusa:2x1", "one_pass:5", "adaptive:3")
+    }
+    assert alpha == {"medusa:2x1": False, "one_pass:5": True, "adaptive:3": False}
+    assert columns.has_alpha("5", True, acceptance.speculative)
+    assert not columns.has_alpha("5", True, acceptance.block)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import options
+from experiments import rules
 from experiments.forced import Forced
 from specjax import acceptance
 from specjax.draws import KeyDraws
@@ -36,5 +36,5 @@ def test_coins_and_not_the_rule_decide_the_length():
 
 def test_it_cannot_be_asked_for_by_name_and_counts_as_lossy():
     with pytest.raises(ValueError, match="--rule=forced"):
-        options.parse_rule("forced:0.8")
+        rules.parse("forced:0.8")
     assert not acceptance.is_lossless(Forced(acceptance.speculative, 0.8))

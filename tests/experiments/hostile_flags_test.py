@@ -62,8 +62,33 @@ ASKED = {
         ("--target=1x64 --draft=1x32 --alpha=2", "--alpha=2: give chances"),
         ("--target=1x64 --dtype=int4", "dtype=int4"),
     ],
-    "peers": [("--target={}/a --draft={}/b --peers=tensorrt", "--peers=tensorrt: give some of transformers")],
-    "lower": [("--target=t5-huge", "t5-huge"), ("--mesh=2by4", "2by4"), ("--batch_size=0", "batch_size=0")],
+    "peers": [
+        ("--target={}/a --draft={}/b --peers=tensorrt", "--peers=tensorrt: give some of transformers"),
+        ("--rule=block", "Unknown command line flag 'rule'"),
+        ("--top_p=0.9", "Unknown command line flag 'top_p'"),
+    ],
+    "lower": [
+        ("--target=t5-huge", "t5-huge"),
+        ("--mesh=2by4", "2by4"),
+        ("--batch_size=0", "batch_size=0"),
+        ("--coordinator=auto", "Unknown command line flag 'coordinator'"),
+    ],
+    "throughput": [
+        ("--data_dir={}/empty --rule=block", "Unknown command line flag 'rule'"),
+        ("--data_dir={}/empty --buckets=8", "Unknown command line flag 'buckets'"),
+        ("--data_dir={}/empty --task=chess", "task=chess"),
+    ],
+    "speedup": [
+        ("--data_dir={}/empty", "--pair is missing"),
+        ("--data_dir={}/empty --task=mbpp", "Unknown command line flag 'task'"),
+        ("--data_dir={}/empty --buckets=8", "Unknown command line flag 'buckets'"),
+        ("--data_dir={}/empty --truncate_sources", "Unknown command line flag 'truncate_sources'"),
+    ],
+    "losslessness": [
+        ("--parts=guessed", "--parts=guessed: give some of exact"),
+        ("--rule=block", "Unknown command line flag 'rule'"),
+        ("--num_draft=3", "Unknown command line flag 'num_draft'"),
+    ],
 }
 
 
