@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import acceptance
+from specjax.drafters.around import Around
 from specjax.draws import Stream
-from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, Network, Params, Round, Verdict
+from specjax.types import AcceptanceRule, Context, Draft, Draws, Params, Round, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,29 +63,12 @@ def forced_tokens(outputs: Sequence[Sequence[int]], alpha: float, num_ids: int, 
 
 
 @dataclasses.dataclass(frozen=True)
-class ForcedDrafter:
+class ForcedDrafter(Around):
     """Not a drafter: computes `inner`, then proposes what it was told to, known from an earlier run.
 
     For greedy programs, in which no rule is asked: they emit the target's own tokens, and each draft
     is accepted by the coin that `forced_tokens` threw. The decoder's prefix is the start token alone.
     """
-
-    inner: Drafter
-
-    @property
-    def network(self) -> Network:
-        """Of the draft model."""
-        return self.inner.network  # type: ignore[attr-defined]
-
-    @property
-    def num_draft(self) -> int:
-        """K."""
-        return self.inner.num_draft
-
-    @property
-    def max_depth(self) -> int:
-        """K."""
-        return self.inner.max_depth
 
     def init(self, params: ForcedParams, context: Context, prefix_width: int) -> Any:
         """That of `inner`."""

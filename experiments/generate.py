@@ -54,7 +54,8 @@ from specjax.types import Generation
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way; none: the target alone.")
 _INPUT = flags.DEFINE_string("input", "-", "File with one source a line (.gz too); - reads standard input.")
-_REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: BLEU is reported.")
+_REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: quality is reported.")
+_METRIC = flags.DEFINE_enum("metric", "bleu", ["bleu", "rouge"], "Which, of --references.")
 _PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.", lower_bound=1)
@@ -134,7 +135,7 @@ def show_rounds(
     round_trace.show(console, target.tokenizer, requests, sampled, path)
 
 
-def references() -> list[str] | None:
+def references() -> rows_lib.References | None:
     """--references of the lines that have a source, or nothing.
 
     Raises:
@@ -142,7 +143,8 @@ def references() -> list[str] | None:
     """
     if not _REFERENCES.value:
         return None
-    return [answer for line, answer in zip(*_aligned(), strict=True) if line.strip()]
+    answers = [answer for line, answer in zip(*_aligned(), strict=True) if line.strip()]
+    return rows_lib.References(answers, _METRIC.value)
 
 
 @functools.cache

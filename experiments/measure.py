@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax import decode, draws
+from specjax import decode
 from specjax.program import AllParams, LoopState, Program
 
 T = TypeVar("T")
@@ -167,7 +166,8 @@ def round_again(program: Program, sampled: bool, params: AllParams, state: LoopS
 
 
 def draft_again(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
-    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    """A drafter's proposal; its counts are put back."""
+    keys = decode.round_draws(state, sampled)
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, state.context, keys)
     seeds = state.seeds + draft.tokens.sum().astype(state.seeds.dtype)  # so that nothing is left out
     return state.replace(drafter_state=_taken_back(state.drafter_state, drafter_state), seeds=seeds)
@@ -179,8 +179,8 @@ def _taken_back(before: Any, after: Any) -> Any:
 
 
 def verify_again(program: Program, num_new: int, params: AllParams, state: LoopState) -> LoopState:
-    start = state.context.length[:, None] - 1 + jnp.arange(num_new)[None, :]
-    chain = jnp.take_along_axis(state.context.tokens, start, axis=1)
+    """A target call on `num_new` tokens; the cache is put back."""
+    chain = state.context.window(state.context.length - 1, num_new)
     logits, _, cache = program.target.decode(params.target, state.cache, chain)
     seeds = state.seeds + logits.argmax(-1).sum().astype(state.seeds.dtype)
     return state.replace(cache=cache_lib.rollback(cache, state.cache.length), seeds=seeds)

@@ -20,7 +20,7 @@ from absl import flags
 from flax import struct
 
 from experiments import measure, progress, results, shapes, start
-from specjax import decode, drafters, draws
+from specjax import decode, drafters
 from specjax.judge import judge
 from specjax.models import t5
 from specjax.program import AllParams, LoopState, Program
@@ -78,7 +78,7 @@ class StoredNetwork:
 
 def judge_again(program: Program, sampled: bool, params: AllParams, state: LoopState) -> LoopState:
     """Distributions, rule, log-probabilities; the draft is what was committed last."""
-    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    keys = decode.round_draws(state, sampled)
     context, k = state.context, program.num_draft
     tokens, _ = context.last_tokens(k)
     tokens = jnp.minimum(tokens + state.cache.calls, program.target.vocab_size - 1)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import results
-from specjax import decode, draws, rounds, sharding
+from specjax import decode, rounds, sharding
 from specjax.request import Request
 from specjax.types import Draft
 
@@ -63,7 +63,7 @@ def trace(request: Request, sampled: bool) -> Iterator[TracedRound]:
 @functools.partial(jax.jit, static_argnames=("program", "sampled"))
 def _propose(program: rounds.Program, params: Any, state: rounds.LoopState, sampled: bool) -> Draft:
     """What the next round will draft, by its own keys."""
-    keys = draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+    keys = decode.round_draws(state, sampled)
     assert program.drafter is not None
     return program.drafter.propose(params, state.drafter_state, state.context, keys)[0]
 

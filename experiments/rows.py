@@ -40,14 +40,14 @@ class Arm(NamedTuple):
 
 
 def compare(
-    console: Console, tokenizer: Any, plain: Arm, speculative: Arm, references: Sequence[str] | None, *,
+    console: Console, tokenizer: Any, plain: Arm, speculative: Arm, references: "References | None", *,
     has_alpha: bool, all_alike: bool, num_timed: int, repeats: int,
 ) -> tuple[Row, list[identity.Difference]]:  # fmt: skip
     """The row of one drafter; beside it where its greedy output differs from the target's.
 
     Args:
       tokenizer: of the target.
-      references: for BLEU, or None.
+      references: for the quality, or None.
       has_alpha: whether alpha means anything: chains under the token-wise rule.
       all_alike: whether every round drafts K tokens, so that one round's parts stand for all.
       num_timed: sources in a timed turn, at most.
@@ -130,9 +130,19 @@ def end_to_end(timing: arms.Timing) -> Row:
     return row
 
 
-def quality(texts: Sequence[str], references: Sequence[str] | None) -> Row:
-    """BLEU and its signature; nothing without references."""
+class References(NamedTuple):
+    """What texts are held against, and by which metric: "bleu" or "rouge"."""
+
+    texts: Sequence[str]
+    metric: str
+
+
+def quality(texts: Sequence[str], references: References | None) -> Row:
+    """BLEU, or ROUGE-Lsum with the others beside it, and the signature; nothing without references."""
     if references is None:
         return {}
-    score, signature = metrics.bleu(texts, references)
+    if references.metric == "rouge":
+        scores, signature = metrics.rouge(texts, references.texts)
+        return {"quality": scores.pop("rougeLsum"), **scores, "metric": f"ROUGE-Lsum {signature}"}
+    score, signature = metrics.bleu(texts, references.texts)
     return {"quality": score, "metric": f"BLEU {signature}"}

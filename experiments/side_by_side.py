@@ -32,7 +32,8 @@ class Column(NamedTuple):
 
 def compare(
     console: Console, target: Model, draft: Model | None, plain: rows_lib.Arm, sources: Sequence[str],
-    references: Sequence[str] | None, *, build: Callable[[BoundDrafter | None, Sequence[str]], list[Request]],
+    references: rows_lib.References | None, *,
+    build: Callable[[BoundDrafter | None, Sequence[str]], list[Request]],
     run: Callable[[list[Request], str], rows_lib.Arm], num_timed: int, repeats: int,
 ) -> Iterator[Column]:  # fmt: skip
     """Each drafter of --num_draft, beside the target alone.

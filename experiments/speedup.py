@@ -130,7 +130,8 @@ def compare(
         **describe(target, plain.batches, plain.generation),
     }  # fmt: skip
     for column in side_by_side.compare(
-        console, target, draft, plain, sources, references, build=build, run=run,
+        console, target, draft, plain, sources,
+        rows_lib.References(references, data.TASKS[pair.task].metric), build=build, run=run,
         num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
     ):  # fmt: skip
         row = column.row

@@ -13,6 +13,9 @@ _DATA_DIR = flags.DEFINE_string(
 _PREFIX = flags.DEFINE_string(
     "source_prefix", None, "Before every source, in place of the task's own; a space follows unless empty."
 )
+_DOWNLOAD = flags.DEFINE_bool(
+    "download", False, "Prepare the task's dataset in --data_dir first (extra `prepare`; hours for WMT14)."
+)
 flags.mark_flag_as_required("data_dir")
 
 
@@ -35,4 +38,4 @@ def pairs(split: str, name: str) -> Sequence[data.TextPair]:
     Raises:
       FileNotFoundError, ValueError: as of `data.load`.
     """
-    return data.load(task(name), split, _DATA_DIR.value).pairs
+    return data.load(task(name), split, _DATA_DIR.value, download=_DOWNLOAD.value).pairs

@@ -60,6 +60,7 @@ class Task:
         examples; `.gz` is found by itself.
       dataset: of tensorflow-datasets, with the same fields.
       convert: an example to its pairs.
+      metric: of quality, "bleu" or "rouge".
     """
 
     prefix: str
@@ -68,6 +69,7 @@ class Task:
     files: Mapping[str, str]
     dataset: prepared.Dataset | None = None
     convert: Callable[["Task", Example], list[TextPair]] = one_pair
+    metric: str = "bleu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,7 @@ TASKS: Mapping[str, Task] = {
         prepared.Dataset(
             "cnn_dailymail:3.4.0", "tensorflow_datasets.summarization.cnn_dailymail", ("tensorflow", "bs4")
         ),
+        metric="rouge",
     ),
     # Copying, as a model without pretraining can learn it; no summaries.
     "cnn_dailymail_lead": Task(
@@ -198,7 +201,9 @@ def _read_part(task: Task, root: pathlib.Path, part: str) -> tuple[list[TextPair
     pattern, cut_of_file = _cut(task.files[name])
     paths = list(_find(root, pattern.replace("{}", task.source)))
     if not paths:
-        or_download = f" or prepare {task.dataset.name} with download=True" if task.dataset else ""
+        or_download = (
+            f" or prepare {task.dataset.name} with download=True (--download)" if task.dataset else ""
+        )
         raise FileNotFoundError(f"no data for {name!r}: supply {_alternatives(task, root)}{or_download}")
     pairs = [pair for path in paths for pair in _read_file(task, path, "{}" in pattern)]
     return pairs[cut_of_file][cut], [str(path.relative_to(root)) for path in paths]
