@@ -92,13 +92,12 @@ def test_output_lists_agree_with_one_another(outputs):
 
 
 def test_samples_of_all_prompts_use_seeds_of_their_own():
-    """B07: no two rows of a call share noise, whichever prompt they belong to."""
+    """No two rows of a call share noise, whichever prompt they belong to."""
     seeds = np.asarray(api._sample_seeds(0, 5, 4)).tolist()
     assert len(set(seeds)) == len(seeds)
 
 
 def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
-    """B66."""
     batch = np.asarray(api._sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
     np.testing.assert_array_equal(batch[1], api._sample_seeds([8], 1, 2))
 
@@ -171,7 +170,7 @@ def test_unusable_argument_is_refused_by_name(target, options, words):
 
 
 def test_draft_with_another_tokenizer_is_refused(target):
-    """B28: the first id that differs is named."""
+    """The first id that differs is named."""
     other = _model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
     with pytest.raises(ValueError, match="id 4 is 'c' there and 'b' here"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
@@ -184,7 +183,7 @@ def test_long_source_is_cut_when_asked(target):
 
 
 def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
-    """B30, B33: at the token that completes it, wherever in a block; the earliest stop decides."""
+    """At the token that completes it, wherever in a block; the earliest stop decides."""
     drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)  # everything is accepted
     options = dict(drafter=drafter, max_new_tokens=12, eos_ids=[])
     whole = specjax.generate(target, PROMPTS, **options)
@@ -206,7 +205,7 @@ def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
 
 
 def test_row_that_stops_does_not_end_its_neighbours(target):
-    """B30, B36: rows without the string go on; their end token or limit decides."""
+    """Rows without the string go on; their end token or limit decides."""
     drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)
     whole = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=12, eos_ids=[])
     stop = next(
@@ -223,7 +222,6 @@ def test_row_that_stops_does_not_end_its_neighbours(target):
 
 
 def test_any_of_several_end_tokens_ends_a_row(target):
-    """B29, B30."""
     whole = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=[])
     ends = [whole.token_ids[0][3], whole.token_ids[1][5]]
     output = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=ends)
@@ -233,7 +231,6 @@ def test_any_of_several_end_tokens_ends_a_row(target):
 
 
 def test_ids_beyond_the_tokenizer_are_never_emitted(target):
-    """B26."""
 
     class Short(Letters):
         def __len__(self):

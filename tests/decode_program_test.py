@@ -54,7 +54,7 @@ def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, n
 
 
 def test_program_does_not_grow_with_the_length():
-    """B64: a loop, not an unrolled sequence of rounds."""
+    """A loop, not an unrolled sequence of rounds."""
     short, long = (len(decode.jitted_run.lower(*abstract(bucket=n)).as_text()) for n in (16, 128))
     assert abs(long / short - 1) < 0.05
 
@@ -89,7 +89,7 @@ def matmul_operands(jaxpr, found):
 
 
 def test_loop_computes_no_cross_attention_keys():
-    """B71: the encoder output `[B, S, M]` enters no product after the prefill."""
+    """The encoder output `[B, S, M]` enters no product after the prefill."""
     program, params, state = abstract(num_source=11)
     jaxpr = jax.make_jaxpr(functools.partial(decode.run, program))(params, state).jaxpr
     operands = matmul_operands(jaxpr, [])
@@ -99,7 +99,7 @@ def test_loop_computes_no_cross_attention_keys():
 
 
 def test_step_without_drafts_costs_what_plain_decoding_costs():
-    """B71: FLOPs within 2 % of a hand-written step with its log-probabilities."""
+    """FLOPs within 2 % of a hand-written step with its log-probabilities."""
     config = dataclasses.replace(CONFIG, vocab_size=1000, d_model=64, d_ff=128, d_kv=16)
     program, params, state = abstract(config, num_draft=0)
 
@@ -132,7 +132,7 @@ def test_works_under_the_users_own_jit():
 
 
 def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
-    """B63: and an equal drafter built anew compiles nothing."""
+    """And an equal drafter built anew compiles nothing."""
     before = decode.jitted_generate._cache_size()
     rng = np.random.default_rng(0)
     for call in range(5):
@@ -145,7 +145,7 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
 
 
 def test_params_stay_usable():
-    """B65: nothing of them is donated."""
+    """Nothing of them is donated."""
     table = jnp.asarray(TABLE)
     for _ in range(2):
         decode.generate(TOY, table, SOURCES, SOURCE_MASK, seed=0, max_new_tokens=16, eos_ids=())

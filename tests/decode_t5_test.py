@@ -64,7 +64,6 @@ def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
 
 
 def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
-    """B47, B50."""
     plain, speculative = t5_generate(pair, 0), t5_generate(pair, 3)
     np.testing.assert_array_equal(speculative.tokens, plain.tokens)
     np.testing.assert_array_equal(speculative.finish_reason, plain.finish_reason)
@@ -75,7 +74,7 @@ def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
 
 
 def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
-    """B50: the target as its own draft; every draft is accepted, and the encoder runs once."""
+    """The target as its own draft; every draft is accepted, and the encoder runs once."""
     target, _ = pair
     runs = []
     for share in (False, True):
@@ -97,7 +96,7 @@ def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
 
 
 def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair):
-    """B15: at temperature .01, up to the first step whose two best logits are within .5."""
+    """At temperature .01, up to the first step whose two best logits are within .5."""
     cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
     decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
@@ -110,7 +109,7 @@ def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair)
 
 
 def test_t5_tree_equals_plain(pair):
-    """B46, B47: with the relative bias of depths, in a draft of another width too."""
+    """With the relative bias of depths, in a draft of another width too."""
     plain = t5_generate(pair, 0)
     for branching in ((2, 2), (3, 1, 1)):
         drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
@@ -120,7 +119,7 @@ def test_t5_tree_equals_plain(pair):
 
 
 def test_t5_row_equals_its_solo_run(pair):
-    """B48: ids and statistics; log-probabilities to rounding."""
+    """Ids and statistics; log-probabilities to rounding."""
     whole = t5_generate(pair, 3, temperature=MIXED)
     for row in range(NUM_ROWS):
         solo = t5_generate(pair, 3, slice(row, row + 1), temperature=MIXED[row : row + 1])
@@ -130,7 +129,6 @@ def test_t5_row_equals_its_solo_run(pair):
 
 
 def test_t5_log_probs_equal_a_teacher_forced_pass(pair):
-    """B25."""
     output = t5_generate(pair, 3, temperature=MIXED)
     decoder_input = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))

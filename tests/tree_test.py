@@ -39,7 +39,6 @@ def path_to(parents: np.ndarray, position: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ancestors_and_depths_equal_those_found_by_walking_up(seed):
-    """B46."""
     topology = random_tree(seed)
     above, depths = np.asarray(tree.ancestors(topology)), np.asarray(depths_of(topology))
     for row in range(NUM_ROWS):
@@ -114,7 +113,7 @@ def logits_after(params, row: int, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tree_logits_equal_sequential_decoding_along_each_path(params, seed):
-    """B46: random trees with padding nodes, rows of different prefix lengths."""
+    """Random trees with padding nodes, rows of different prefix lengths."""
     topology = random_tree(seed)
     cache = prefilled(params)
     layout = tree.layout(topology, cache.length, NUM_SLOTS)
@@ -142,7 +141,7 @@ def test_tree_fed_level_by_level_equals_one_call(params):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cache_keeps_exactly_the_accepted_path(params, seed):
-    """B38, B41: what follows equals plain decoding of the path; earlier slots stay bit-identical."""
+    """What follows equals plain decoding of the path; earlier slots stay bit-identical."""
     topology = random_tree(seed)
     cache = prefilled(params)
     root = cache.length
