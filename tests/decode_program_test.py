@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import acceptance, decode, rounds
+from specjax import decode
 from specjax.drafters.model import ModelDrafter
-from specjax.models import t5
 from specjax.sampling import Sampling
-from specjax.types import Options
-from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
+from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands
 from tests.toy_batch import (
     BUCKET,
     DRAFT_TABLE,
@@ -28,29 +26,6 @@ from tests.toy_batch import (
     argmax_path,
     emitted,
 )
-
-
-def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, num_source=11):
-    """A program, its params and its first state, as shapes."""
-    target, drafter = t5.T5Network(config), None
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    source, mask = shape((2, num_source)), jax.ShapeDtypeStruct((2, num_source), bool)
-
-    def params_of(config):
-        init = lambda *x: t5.T5(config).init(jax.random.key(0), *x)["params"]  # noqa: E731
-        return jax.eval_shape(init, source, mask, shape((2, 3)))
-
-    if num_draft:
-        drafter = ModelDrafter(t5.T5Network(draft_config), num_draft)
-    program = rounds.Program(target, drafter, acceptance.speculative, bucket, 1, (1,), 0)
-    params = rounds.AllParams(params_of(config), params_of(draft_config) if num_draft else None)
-    inputs = dict(
-        source_ids=source, source_mask=mask, prefix=shape((2, 1)), prefix_length=shape((2,)),
-        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)), limit=shape((2,)),
-        seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
-    )  # fmt: skip
-    state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
-    return program, params, state
 
 
 def test_program_does_not_grow_with_the_length():
@@ -75,17 +50,6 @@ def test_lowers_for_accelerators(platform, what):
     else:
         traced = decode.jitted_step.trace(program, params, state, sampled=True)
     assert "stablehlo" in traced.lower(lowering_platforms=(platform,)).as_text()
-
-
-def matmul_operands(jaxpr, found):
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            found.extend(tuple(v.aval.shape) for v in eqn.invars)
-        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                matmul_operands(inner, found)
-    return found
 
 
 def test_loop_computes_no_cross_attention_keys():

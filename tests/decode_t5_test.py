@@ -14,8 +14,7 @@ from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.models import t5
 from specjax.request import prepare
 from specjax.sampling import Sampling
-from tests.decode_program_test import abstract, matmul_operands
-from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
+from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands, random_params
 from tests.toy_batch import (
     BUCKET,
     LIMITS,
@@ -28,20 +27,9 @@ from tests.toy_batch import (
 )
 
 
-def random_params(config: t5.T5Config, seed: int):
-    """Params drawn in numpy: nothing to compile. Target and draft share the large part of a bigram."""
-    rng, shared = np.random.default_rng(seed), np.random.default_rng(9)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(lambda: t5.T5(config).init(jax.random.key(0), ids, ids > 0, ids)["params"])
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "scale":
-            return jnp.ones(leaf.shape)
-        width = {"table": 1, "embedding": 1, "o": config.num_heads * config.d_kv}.get(name, leaf.shape[0])
-        return jnp.asarray(rng.normal(size=leaf.shape) * width**-0.5, jnp.float32)
-
-    params = jax.tree_util.tree_map_with_path(draw, shapes)
+def bigram_params(config: t5.T5Config, seed: int):
+    """Random params of which target and draft share the large part of a bigram."""
+    params, shared = random_params(config, seed), np.random.default_rng(9)
     embedding, head = shared.normal(size=(V, 8)), shared.normal(size=(8, V))
     params["embedding"] = params["embedding"].at[:, :8].set(3 * embedding)
     params["head"] = params["head"].at[:8].set(head)
@@ -50,7 +38,7 @@ def random_params(config: t5.T5Config, seed: int):
 
 @pytest.fixture(scope="module")
 def pair():
-    return random_params(CONFIG, 0), random_params(DRAFT_CONFIG, 1)
+    return bigram_params(CONFIG, 0), bigram_params(DRAFT_CONFIG, 1)
 
 
 def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):

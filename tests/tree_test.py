@@ -11,9 +11,9 @@ from specjax import cache as cache_lib
 from specjax import tree
 from specjax.models import t5
 from specjax.types import Draft, Tree
+from tests.tiny_t5 import CONFIG, random_params
 
 NUM_ROWS, NUM_NODES, NUM_SLOTS = 3, 7, 16
-CONFIG = t5.T5Config(40, 16, 4, 32, 4, 1, 2, gated=True, tied_head=False, scale_logits=False)
 NETWORK = t5.T5Network(CONFIG)
 
 
@@ -71,8 +71,7 @@ def test_chain_is_the_tree_of_width_one():
 
 @pytest.fixture(scope="module")
 def params():
-    ids = jnp.zeros((1, 1), jnp.int32)
-    params = jax.jit(t5.T5(CONFIG).init)(jax.random.key(0), ids, ids > 0, ids)["params"]
+    params = random_params(CONFIG)
     params["decoder_bias"]["table"] *= 20  # so that a wrong position shows
     return params
 
