@@ -1,10 +1,7 @@
 """The text-level face, on a tiny random T5 and a tokenizer of single letters."""
 
 import dataclasses
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,57 +9,17 @@ import specjax
 from specjax import api, drafters, texts
 from specjax.drafters import BoundDrafter, ModelDrafter
 from specjax.loading import Model
-from specjax.models import t5
-
-PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
-CONFIG = t5.T5Config(
-    vocab_size=len(PIECES), d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=1,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
-PROMPTS = ["translate this.", "a b"]
-
-
-class Letters:
-    """A tokenizer of one id a letter, with the methods that specjax uses."""
-
-    def __init__(self, pieces=PIECES):
-        self.pieces = list(pieces)
-
-    def __call__(self, texts, add_special_tokens=True, verbose=True):
-        one = lambda text: [self.pieces.index(c) for c in text] + [1] * add_special_tokens  # noqa: E731
-        ids = one(texts) if isinstance(texts, str) else [one(text) for text in texts]
-        return types.SimpleNamespace(input_ids=ids)
-
-    def batch_decode(self, rows, skip_special_tokens=False):
-        first = 3 if skip_special_tokens else 0
-        return ["".join(self.pieces[i] for i in row if i >= first) for row in rows]
-
-    def decode(self, row, skip_special_tokens=False):
-        return self.batch_decode([row], skip_special_tokens)[0]
-
-    def __len__(self):
-        return len(self.pieces)
-
-    def get_vocab(self):
-        return {piece: i for i, piece in enumerate(self.pieces)}
-
-
-def _model(seed: int, tokenizer=None) -> Model:
-    rng = np.random.default_rng(seed)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    init = lambda: t5.T5(CONFIG).init(jax.random.key(0), ids, ids > 0, ids)["params"]  # noqa: E731
-    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32)  # noqa: E731
-    return Model(t5.T5Network(CONFIG), jax.tree.map(draw, jax.eval_shape(init)), tokenizer or Letters())
+from tests.text_model import CONFIG, PIECES, PROMPTS, Letters, random_model
 
 
 @pytest.fixture(scope="module")
 def target() -> Model:
-    return _model(0)
+    return random_model(0)
 
 
 @pytest.fixture(scope="module")
 def drafter():
-    return drafters.from_model(_model(1), num_draft=3)
+    return drafters.from_model(random_model(1), num_draft=3)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +128,7 @@ def test_unusable_argument_is_refused_by_name(target, options, words):
 
 def test_draft_with_another_tokenizer_is_refused(target):
     """The first id that differs is named."""
-    other = _model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
+    other = random_model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
     with pytest.raises(ValueError, match="id 4 is 'c' there and 'b' here"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
 
