@@ -32,6 +32,7 @@ from tests.toy_batch import (
 )
 
 FAST_K = (1, 3, 5)
+END_TOKENS = (argmax_path(0)[2], EOS)  # the same wherever rows end early: what they are is compiled in
 
 
 def each_num_draft(function):
@@ -51,10 +52,9 @@ def test_plain_greedy_is_the_targets_argmax_path():
 
 def assert_greedy(drafter) -> None:
     """Rows have the target's argmax path, each cut at its own limit or end token, and counts to match."""
-    end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(drafter, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    output = generate(drafter, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
     for row in range(NUM_ROWS):
-        tokens, reason = cut(argmax_path(row), LIMITS[row], end_tokens)
+        tokens, reason = cut(argmax_path(row), LIMITS[row], END_TOKENS)
         assert emitted(output, row) == tokens
         assert output.finish_reason[row] == reason
         assert (output.tokens[row, len(tokens) :] == 0).all()  # pad follows
@@ -75,13 +75,17 @@ def test_greedy_speculative_equals_plain(num_draft):
 @each_num_draft
 def test_twin_draft_is_always_accepted(num_draft):
     """K proposals and K + 1 tokens a round, cut by the budget."""
-    end_tokens = (argmax_path(0)[2], EOS)  # the program of the test above
-    output = generate(num_draft, draft_table=TABLE, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    assert_twin_is_accepted(num_draft, num_draft)
+
+
+def assert_twin_is_accepted(drafter, depth: int) -> None:
+    """All that the target itself drafts is kept, `depth + 1` tokens a round."""
+    output = generate(drafter, draft_table=TABLE, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
     np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
     for row in range(NUM_ROWS):
-        tokens, _ = cut(argmax_path(row), LIMITS[row], end_tokens)
+        tokens, _ = cut(argmax_path(row), LIMITS[row], END_TOKENS)
         assert emitted(output, row) == tokens
-        assert output.stats.num_rounds[row] == -(-len(tokens) // (num_draft + 1))
+        assert output.stats.num_rounds[row] == -(-len(tokens) // (depth + 1))
 
 
 def test_draft_that_is_always_wrong_costs_a_round_per_token():
@@ -159,25 +163,24 @@ def reference_path(row: int, options: Sampling, end_tokens=()) -> list[int]:
 def test_greedy_output_under_each_option_is_the_references(name, drafter):
     """With speculation as without, every row its own value."""
     options = Sampling(temperature=0.0, **EACH_OPTION[name])
-    end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(drafter, sampling=options, eos_ids=end_tokens)
-    paths = [reference_path(row, options, end_tokens) for row in range(NUM_ROWS)]
+    output = generate(drafter, sampling=options, eos_ids=END_TOKENS)
+    paths = [reference_path(row, options, END_TOKENS) for row in range(NUM_ROWS)]
     assert [emitted(output, row) for row in range(NUM_ROWS)] == paths
-    plain = [cut(argmax_path(row), BUCKET, end_tokens)[0] for row in range(NUM_ROWS)]
+    plain = [cut(argmax_path(row), BUCKET, END_TOKENS)[0] for row in range(NUM_ROWS)]
     if name in ("repetition penalty", "minimum length"):
         assert paths != plain  # the option does something
     if drafter:
         assert output.stats.accepted.sum() > 0
 
 
-@pytest.mark.parametrize("drafter", [3, (2, 1)])
+@pytest.mark.parametrize("drafter", [3, (2, 2)])
 @pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.multi_round])
 def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
     own = {name: np.array(values) for name, values in EACH_OPTION["all"].items()}
 
     def run(rows):
         options = Sampling(temperature=MIXED[rows], **{name: values[rows] for name, values in own.items()})
-        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=(EOS,))
+        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=END_TOKENS)
 
     whole = run(slice(None))
     for row in range(NUM_ROWS):
@@ -197,22 +200,20 @@ def test_greedy_tree_equals_plain(branching):
 @pytest.mark.parametrize("branching", TREES[1:4], ids=str)
 def test_twin_tree_is_accepted_to_its_leaves(branching):
     """The draft's cache keeps the accepted path."""
-    output = generate(branching, draft_table=TABLE, max_new_tokens=LIMITS)
-    np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
-    np.testing.assert_array_equal(output.stats.num_rounds, -(-LIMITS // (len(branching) + 1)))
+    assert_twin_is_accepted(branching, len(branching))
 
 
 def test_chain_drafted_as_a_tree_is_the_chain():
     """The same tokens, counts and log-probabilities, at temperature 0 and above."""
-    chain = generate(3, temperature=MIXED, max_new_tokens=LIMITS)
-    tree = generate((1, 1, 1), temperature=MIXED, max_new_tokens=LIMITS)
+    options = dict(temperature=MIXED, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
+    chain, tree = generate(5, **options), generate((1,) * 5, **options)
     for name in ("tokens", "finish_reason", "length", "stats"):
         jax.tree.map(np.testing.assert_array_equal, getattr(tree, name), getattr(chain, name))
     np.testing.assert_allclose(tree.log_probs, chain.log_probs, atol=1e-6)
 
 
 def test_tree_accepts_more_than_its_first_branch():
-    chain, tree = generate(2, temperature=1.0), generate((3, 2), temperature=1.0)
+    chain, tree = (generate(d, temperature=1.0, eos_ids=END_TOKENS) for d in (2, (3, 2)))
     assert tree.stats.total().tau[0] > 1.1 * chain.stats.total().tau[0]
 
 
