@@ -26,13 +26,9 @@ PROGRAM = rounds.Program(NETWORK, ModelDrafter(NETWORK, K), acceptance.speculati
 @pytest.fixture(scope="module")
 def states() -> list[rounds.LoopState]:
     """The state after the prefill and after each of four rounds."""
-    state = decode.jitted_prefill(
-        PROGRAM, PARAMS, source_ids=jnp.asarray(SOURCES), source_mask=jnp.ones(SOURCES.shape, bool),
-        prefix=jnp.asarray(PREFIX), prefix_length=jnp.asarray(PREFIX_LENGTH),
-        options=Sampling(temperature=TEMPERATURE).lay_out(NUM_ROWS), limit=jnp.full(NUM_ROWS, 12, jnp.int32),
-        seeds=jnp.arange(NUM_ROWS, dtype=jnp.uint32),
-    )  # fmt: skip
-    states = [state]
+    options = Sampling(temperature=TEMPERATURE)
+    inputs = exact_law.prefill_inputs(PROGRAM, SOURCES, options, PREFIX, PREFIX_LENGTH)
+    states = [decode.jitted_prefill(PROGRAM, PARAMS, **inputs)]
     for _ in range(4):
         states.append(decode.jitted_step(PROGRAM, PARAMS, states[-1], sampled=True))
     return states
