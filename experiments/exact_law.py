@@ -40,6 +40,15 @@ def token_weights(num: int, base: int) -> np.ndarray:
     return np.array([pow(base, position + 1, NUM_CONTEXTS) for position in range(num)], np.int64)
 
 
+def toy_cache(
+    params: jax.Array, encoded: jax.Array, source_mask: jax.Array, num_slots: int
+) -> cache_lib.Cache:
+    """One layer, one head, one number a slot."""
+    keys = jnp.full((len(encoded), 1, 1, num_slots), GARBAGE, params.dtype)
+    cross, length = encoded[:, None], jnp.zeros(len(encoded), jnp.int32)
+    return cache_lib.Cache((keys,), (keys.swapaxes(2, 3),), length, (cross,), (cross,), source_mask)
+
+
 @dataclasses.dataclass(frozen=True)
 class ToyNetwork:
     """A network whose logits are a table row chosen by the source and every token so far.
@@ -59,10 +68,8 @@ class ToyNetwork:
     def init_cache(
         self, params: jax.Array, encoded: jax.Array, source_mask: jax.Array, num_slots: int
     ) -> cache_lib.Cache:
-        """One layer, one head, one number a slot."""
-        keys = jnp.full((encoded.shape[0], 1, 1, num_slots), GARBAGE, params.dtype)
-        cross, length = encoded[:, None], jnp.zeros(encoded.shape[:1], jnp.int32)
-        return cache_lib.Cache((keys,), (keys.swapaxes(2, 3),), length, (cross,), (cross,), source_mask)
+        """See `toy_cache`."""
+        return toy_cache(params, encoded, source_mask, num_slots)
 
     def decode(
         self, params: jax.Array, cache: cache_lib.Cache, tokens: jax.Array, layout: Layout | None = None
@@ -234,18 +241,8 @@ def exact_law(
                 index = np.minimum(state_of, len(weights) - 1)
                 used = (state_of == index) & (rows < num_states * per_state)
                 before = jax.tree.map(lambda x, i=index: x[i], states)
-                draws = ScriptedDraws(script)
-                after = rounds.one_round(program, params, jax.tree.map(jnp.asarray, before), draws)
-                draws_all = acceptance.is_lossless(program.rule) and len(program.widths) == 1
-                draws_all &= not isinstance(program.drafter, StagedDrafter)
-                if draws.unused and draws_all:
-                    raise ValueError(
-                        f"streams {set(draws.unused)} were never drawn from; a drafter that draws nothing "
-                        "belongs into NOT_DRAWN"
-                    )
-                after = jax.tree.map(np.asarray, after)
-                weight = np.where(used, weights[index], 0.0) * draws.probability
-                weight /= math.prod(int(outcomes.max()) + 1 for outcomes in draws.unused.values())
+                after, chance = _scripted_round(program, params, before, script)
+                weight = np.where(used, weights[index], 0.0) * chance
                 num_tested += weight @ (after.stats.tested - before.stats.tested).sum(1)
                 num_accepted += weight @ (after.stats.accepted - before.stats.accepted).sum(1)
                 num_rows += int(used.sum())
@@ -261,16 +258,47 @@ def first_state(
     prefix: np.ndarray | None, limit: int | None, num_ids: int | None = None,
 ) -> rounds.LoopState:  # fmt: skip
     """The state after the prefill, one row."""
-    prefix = [0] if prefix is None else prefix
+    prefixes = None if prefix is None else np.asarray(prefix)[None]
+    inputs = prefill_inputs(program, np.asarray(source)[None], options, prefixes, None, limit, num_ids)
+    return jax.tree.map(np.asarray, rounds.prefill(program, params, **inputs))
+
+
+def prefill_inputs(
+    program: rounds.Program, sources: np.ndarray, options: Sampling, prefixes: np.ndarray | None = None,
+    prefix_length: np.ndarray | None = None, limit: int | None = None, num_ids: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `rounds.prefill` takes: of sources `[B, S]` and prefixes `[B, P]`, their seeds 0, 1, ...
+
+    `prefix_length` is `[B]`, None: all P; the others are as in `exact_law`.
+    """
+    num_rows = len(sources)
+    prefixes = np.zeros((num_rows, 1)) if prefixes is None else prefixes
+    prefix_length = np.full(num_rows, prefixes.shape[1]) if prefix_length is None else prefix_length
     limit = program.length_bucket if limit is None else limit
-    source_ids = jnp.asarray(source, jnp.int32)[None]
-    state = rounds.prefill(
-        program, params, source_ids, jnp.ones(source_ids.shape, bool),
-        prefix=jnp.asarray(prefix, jnp.int32)[None], prefix_length=jnp.asarray([len(prefix)], jnp.int32),
-        options=options.lay_out(1, program.eos_ids, num_ids), limit=jnp.asarray([limit], jnp.int32),
-        seeds=jnp.zeros(1, jnp.uint32),
+    return dict(
+        source_ids=jnp.asarray(sources, jnp.int32), source_mask=jnp.ones(sources.shape, bool),
+        prefix=jnp.asarray(prefixes, jnp.int32), prefix_length=jnp.asarray(prefix_length, jnp.int32),
+        options=options.lay_out(num_rows, program.eos_ids, num_ids),
+        limit=jnp.full(num_rows, limit, jnp.int32), seeds=jnp.arange(num_rows, dtype=jnp.uint32),
     )  # fmt: skip
-    return jax.tree.map(np.asarray, state)
+
+
+def _scripted_round(
+    program: rounds.Program, params: rounds.AllParams, before: rounds.LoopState, script: dict[int, np.ndarray]
+) -> tuple[rounds.LoopState, np.ndarray]:
+    """Each row's state after a round that falls as the script tells, and the chance that it does so."""
+    draws = ScriptedDraws(script)
+    after = rounds.one_round(program, params, jax.tree.map(jnp.asarray, before), draws)
+    draws_all = acceptance.is_lossless(program.rule) and len(program.widths) == 1
+    draws_all &= not isinstance(program.drafter, StagedDrafter)
+    if draws.unused and draws_all:
+        raise ValueError(
+            f"streams {set(draws.unused)} were never drawn from; a drafter that draws nothing "
+            "belongs into NOT_DRAWN"
+        )
+    # Outcomes of what was not drawn stand beside each other: each row counts as its share of them.
+    num_alike = math.prod(int(outcomes.max()) + 1 for outcomes in draws.unused.values())
+    return jax.tree.map(np.asarray, after), draws.probability / num_alike
 
 
 def _collect(

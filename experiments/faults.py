@@ -161,7 +161,7 @@ def claims(with_replacement: bool) -> Callable:
 
 
 def soft_q_for_top_children(propose):
-    """Top-k children with the soft q beside them (B13)."""
+    """Top-k children with the soft q beside them."""
 
     def fault(self, params, state, context, draws):
         draft, after = propose(self, params, state, context, draws)

@@ -89,7 +89,7 @@ def _two_rounds(
     program: rounds.Program, params: rounds.AllParams, state: rounds.LoopState, seeds: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first two tokens of as many runs as there are `seeds`; tokens and target calls in all."""
-    state = jax.tree.map(lambda x: jnp.repeat(x, len(seeds), axis=0), state).replace(seeds=seeds)
+    state = sampled_law.repeated(state, seeds)
     for _ in range(2):
         state = decode.step(program, params, state, sampled=True)
     generation = decode.finish(program, state)

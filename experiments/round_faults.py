@@ -14,7 +14,7 @@ from specjax.types import Verdict
 
 
 class ArgmaxDraws:
-    """Proposes the most likely token, whatever the q beside it says (B01)."""
+    """Proposes the most likely token, whatever the q beside it says."""
 
     def __init__(self, draws):
         self._draws = draws

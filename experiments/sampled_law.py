@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from experiments.exact_law import prefill_inputs
 from experiments.law_cases import SOURCE, Case
 from specjax import decode, rounds
 
@@ -73,26 +74,27 @@ def draw(
 ) -> np.ndarray:
     """Emitted ids `[num, bucket]` of as many runs of a one-row state as there are `seeds`."""
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(num: int, params: rounds.AllParams, state: rounds.LoopState, seeds: jax.Array) -> jax.Array:
-        state = jax.tree.map(lambda x: jnp.repeat(x, num, axis=0), state).replace(seeds=seeds)
-        return decode.finish(program, decode.run(program, params, state)).tokens
+    @jax.jit
+    def run(params: rounds.AllParams, state: rounds.LoopState, seeds: jax.Array) -> jax.Array:
+        return decode.finish(program, decode.run(program, params, repeated(state, seeds))).tokens
 
-    return np.asarray(run(len(seeds), params, state, jnp.asarray(seeds, jnp.uint32)))
+    return np.asarray(run(params, state, jnp.asarray(seeds, jnp.uint32)))
+
+
+def repeated(state: rounds.LoopState, seeds: jax.Array) -> rounds.LoopState:
+    """The row of a one-row state, once for each seed."""
+    return jax.tree.map(lambda x: jnp.repeat(x, len(seeds), axis=0), state).replace(seeds=seeds)
 
 
 def sampled_test(case: Case, num: int = 2**17, seed: int = 0) -> GTest:
     """The G-test of `num` runs of a case against its target's law. Float32."""
     program = case.program()
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case.params())
-    state = jax.jit(functools.partial(rounds.prefill, program))(
-        params, jnp.asarray(SOURCE)[None], jnp.ones((1, len(SOURCE)), bool),
-        prefix=jnp.asarray([case.prefix], jnp.int32),
-        prefix_length=jnp.asarray([len(case.prefix)], jnp.int32),
-        options=case.options.lay_out(1, case.eos_ids, case.num_ids),
-        limit=jnp.asarray([min(case.num_tokens, case.limit or case.num_tokens)], jnp.int32),
-        seeds=jnp.zeros(1, jnp.uint32),
+    inputs = prefill_inputs(
+        program, SOURCE[None], case.options, np.array([case.prefix]), num_ids=case.num_ids,
+        limit=min(case.num_tokens, case.limit or case.num_tokens),
     )  # fmt: skip
+    state = jax.jit(functools.partial(rounds.prefill, program))(params, **inputs)
     tokens = draw(program, params, state, np.arange(num) + seed * num)[:, : case.num_tokens]
     law = case.target_law()
     whole = {(*key, *[0] * (case.num_tokens - len(key))): p for key, p in law.items()}  # padded as rows are

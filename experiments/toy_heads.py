@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from experiments.exact_law import GARBAGE, NUM_CONTEXTS, token_weights
+from experiments.exact_law import NUM_CONTEXTS, token_weights, toy_cache
 from specjax import cache as cache_lib
 from specjax.types import Layout
 
@@ -32,12 +32,8 @@ class ToyHeads:
     def init_cache(
         self, params: jax.Array, encoded: jax.Array, source_mask: jax.Array, num_slots: int
     ) -> cache_lib.Cache:
-        """One number a slot."""
-        del source_mask
-        keys = jnp.full((len(encoded), 1, 1, num_slots), GARBAGE, params.dtype)
-        cross, length = encoded[:, None], jnp.zeros(encoded.shape[:1], jnp.int32)
-        mask = jnp.ones(encoded.shape[:2], bool)
-        return cache_lib.Cache((keys,), (keys.swapaxes(2, 3),), length, (cross,), (cross,), mask)
+        """That of the toy network."""
+        return toy_cache(params, encoded, source_mask, num_slots)
 
     def hidden(self, params: jax.Array, features: jax.Array) -> jax.Array:
         """As they are: `[B, N, 1]`."""

@@ -1,10 +1,7 @@
 """The text-level face, on a tiny random T5 and a tokenizer of single letters."""
 
 import dataclasses
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,57 +9,17 @@ import specjax
 from specjax import api, drafters, texts
 from specjax.drafters import BoundDrafter, ModelDrafter
 from specjax.loading import Model
-from specjax.models import t5
-
-PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
-CONFIG = t5.T5Config(
-    vocab_size=len(PIECES), d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=1,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
-PROMPTS = ["translate this.", "a b"]
-
-
-class Letters:
-    """A tokenizer of one id a letter, with the methods that specjax uses."""
-
-    def __init__(self, pieces=PIECES):
-        self.pieces = list(pieces)
-
-    def __call__(self, texts, add_special_tokens=True, verbose=True):
-        one = lambda text: [self.pieces.index(c) for c in text] + [1] * add_special_tokens  # noqa: E731
-        ids = one(texts) if isinstance(texts, str) else [one(text) for text in texts]
-        return types.SimpleNamespace(input_ids=ids)
-
-    def batch_decode(self, rows, skip_special_tokens=False):
-        first = 3 if skip_special_tokens else 0
-        return ["".join(self.pieces[i] for i in row if i >= first) for row in rows]
-
-    def decode(self, row, skip_special_tokens=False):
-        return self.batch_decode([row], skip_special_tokens)[0]
-
-    def __len__(self):
-        return len(self.pieces)
-
-    def get_vocab(self):
-        return {piece: i for i, piece in enumerate(self.pieces)}
-
-
-def _model(seed: int, tokenizer=None) -> Model:
-    rng = np.random.default_rng(seed)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    init = lambda: t5.T5(CONFIG).init(jax.random.key(0), ids, ids > 0, ids)["params"]  # noqa: E731
-    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32)  # noqa: E731
-    return Model(t5.T5Network(CONFIG), jax.tree.map(draw, jax.eval_shape(init)), tokenizer or Letters())
+from tests.text_model import CONFIG, PIECES, PROMPTS, Letters, random_model
 
 
 @pytest.fixture(scope="module")
 def target() -> Model:
-    return _model(0)
+    return random_model(0)
 
 
 @pytest.fixture(scope="module")
 def drafter():
-    return drafters.from_model(_model(1), num_draft=3)
+    return drafters.from_model(random_model(1), num_draft=3)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +49,12 @@ def test_output_lists_agree_with_one_another(outputs):
 
 
 def test_samples_of_all_prompts_use_seeds_of_their_own():
-    """B07: no two rows of a call share noise, whichever prompt they belong to."""
+    """No two rows of a call share noise, whichever prompt they belong to."""
     seeds = np.asarray(api._sample_seeds(0, 5, 4)).tolist()
     assert len(set(seeds)) == len(seeds)
 
 
 def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
-    """B66."""
     batch = np.asarray(api._sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
     np.testing.assert_array_equal(batch[1], api._sample_seeds([8], 1, 2))
 
@@ -171,8 +127,8 @@ def test_unusable_argument_is_refused_by_name(target, options, words):
 
 
 def test_draft_with_another_tokenizer_is_refused(target):
-    """B28: the first id that differs is named."""
-    other = _model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
+    """The first id that differs is named."""
+    other = random_model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
     with pytest.raises(ValueError, match="id 4 is 'c' there and 'b' here"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
 
@@ -184,7 +140,7 @@ def test_long_source_is_cut_when_asked(target):
 
 
 def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
-    """B30, B33: at the token that completes it, wherever in a block; the earliest stop decides."""
+    """At the token that completes it, wherever in a block; the earliest stop decides."""
     drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)  # everything is accepted
     options = dict(drafter=drafter, max_new_tokens=12, eos_ids=[])
     whole = specjax.generate(target, PROMPTS, **options)
@@ -206,7 +162,7 @@ def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
 
 
 def test_row_that_stops_does_not_end_its_neighbours(target):
-    """B30, B36: rows without the string go on; their end token or limit decides."""
+    """Rows without the string go on; their end token or limit decides."""
     drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)
     whole = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=12, eos_ids=[])
     stop = next(
@@ -223,7 +179,6 @@ def test_row_that_stops_does_not_end_its_neighbours(target):
 
 
 def test_any_of_several_end_tokens_ends_a_row(target):
-    """B29, B30."""
     whole = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=[])
     ends = [whole.token_ids[0][3], whole.token_ids[1][5]]
     output = specjax.generate(target, PROMPTS, max_new_tokens=8, eos_ids=ends)
@@ -233,7 +188,6 @@ def test_any_of_several_end_tokens_ends_a_row(target):
 
 
 def test_ids_beyond_the_tokenizer_are_never_emitted(target):
-    """B26."""
 
     class Short(Letters):
         def __len__(self):

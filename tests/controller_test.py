@@ -89,7 +89,6 @@ def test_every_rule_judges_calls_of_every_width_in_one_program(rule):
 
 
 def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
-    """B20."""
     drafter = bound(DRAFT, {2: 1.1, 4: 1.2}, min_confidence=0.4)
     mixed = Sampling(temperature=np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], np.float32))
     together = run(drafter, DRAFT, sampling=mixed).stats

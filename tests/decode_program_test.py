@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from experiments import exact_law
-from specjax import acceptance, decode, rounds
+from specjax import decode
 from specjax.drafters.model import ModelDrafter
-from specjax.models import t5
 from specjax.sampling import Sampling
-from specjax.types import Options
-from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
+from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands
 from tests.toy_batch import (
     BUCKET,
     DRAFT_TABLE,
@@ -30,31 +28,8 @@ from tests.toy_batch import (
 )
 
 
-def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, num_source=11):
-    """A program, its params and its first state, as shapes."""
-    target, drafter = t5.T5Network(config), None
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    source, mask = shape((2, num_source)), jax.ShapeDtypeStruct((2, num_source), bool)
-
-    def params_of(config):
-        init = lambda *x: t5.T5(config).init(jax.random.key(0), *x)["params"]  # noqa: E731
-        return jax.eval_shape(init, source, mask, shape((2, 3)))
-
-    if num_draft:
-        drafter = ModelDrafter(t5.T5Network(draft_config), num_draft)
-    program = rounds.Program(target, drafter, acceptance.speculative, bucket, 1, (1,), 0)
-    params = rounds.AllParams(params_of(config), params_of(draft_config) if num_draft else None)
-    inputs = dict(
-        source_ids=source, source_mask=mask, prefix=shape((2, 1)), prefix_length=shape((2,)),
-        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)), limit=shape((2,)),
-        seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
-    )  # fmt: skip
-    state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
-    return program, params, state
-
-
 def test_program_does_not_grow_with_the_length():
-    """B64: a loop, not an unrolled sequence of rounds."""
+    """A loop, not an unrolled sequence of rounds."""
     short, long = (len(decode.jitted_run.lower(*abstract(bucket=n)).as_text()) for n in (16, 128))
     assert abs(long / short - 1) < 0.05
 
@@ -77,19 +52,8 @@ def test_lowers_for_accelerators(platform, what):
     assert "stablehlo" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def matmul_operands(jaxpr, found):
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            found.extend(tuple(v.aval.shape) for v in eqn.invars)
-        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                matmul_operands(inner, found)
-    return found
-
-
 def test_loop_computes_no_cross_attention_keys():
-    """B71: the encoder output `[B, S, M]` enters no product after the prefill."""
+    """The encoder output `[B, S, M]` enters no product after the prefill."""
     program, params, state = abstract(num_source=11)
     jaxpr = jax.make_jaxpr(functools.partial(decode.run, program))(params, state).jaxpr
     operands = matmul_operands(jaxpr, [])
@@ -99,7 +63,7 @@ def test_loop_computes_no_cross_attention_keys():
 
 
 def test_step_without_drafts_costs_what_plain_decoding_costs():
-    """B71: FLOPs within 2 % of a hand-written step with its log-probabilities."""
+    """FLOPs within 2 % of a hand-written step with its log-probabilities."""
     config = dataclasses.replace(CONFIG, vocab_size=1000, d_model=64, d_ff=128, d_kv=16)
     program, params, state = abstract(config, num_draft=0)
 
@@ -132,7 +96,7 @@ def test_works_under_the_users_own_jit():
 
 
 def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
-    """B63: and an equal drafter built anew compiles nothing."""
+    """And an equal drafter built anew compiles nothing."""
     before = decode.jitted_generate._cache_size()
     rng = np.random.default_rng(0)
     for call in range(5):
@@ -145,7 +109,7 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
 
 
 def test_params_stay_usable():
-    """B65: nothing of them is donated."""
+    """Nothing of them is donated."""
     table = jnp.asarray(TABLE)
     for _ in range(2):
         decode.generate(TOY, table, SOURCES, SOURCE_MASK, seed=0, max_new_tokens=16, eos_ids=())

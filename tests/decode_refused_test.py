@@ -53,7 +53,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_unusable_argument_is_refused_by_name(name):
-    """B27, B80."""
     options, words = REFUSED[name]
     options = dict(source_ids=IDS, source_mask=MASK, seed=0) | options
     with pytest.raises(ValueError, match=words):

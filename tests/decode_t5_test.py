@@ -14,8 +14,7 @@ from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.models import t5
 from specjax.request import prepare
 from specjax.sampling import Sampling
-from tests.decode_program_test import abstract, matmul_operands
-from tests.tiny_t5 import CONFIG, DRAFT_CONFIG
+from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands, random_params
 from tests.toy_batch import (
     BUCKET,
     LIMITS,
@@ -28,20 +27,9 @@ from tests.toy_batch import (
 )
 
 
-def random_params(config: t5.T5Config, seed: int):
-    """Params drawn in numpy: nothing to compile. Target and draft share the large part of a bigram."""
-    rng, shared = np.random.default_rng(seed), np.random.default_rng(9)
-    ids = jnp.zeros((1, 1), jnp.int32)
-    shapes = jax.eval_shape(lambda: t5.T5(config).init(jax.random.key(0), ids, ids > 0, ids)["params"])
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "scale":
-            return jnp.ones(leaf.shape)
-        width = {"table": 1, "embedding": 1, "o": config.num_heads * config.d_kv}.get(name, leaf.shape[0])
-        return jnp.asarray(rng.normal(size=leaf.shape) * width**-0.5, jnp.float32)
-
-    params = jax.tree_util.tree_map_with_path(draw, shapes)
+def bigram_params(config: t5.T5Config, seed: int):
+    """Random params of which target and draft share the large part of a bigram."""
+    params, shared = random_params(config, seed), np.random.default_rng(9)
     embedding, head = shared.normal(size=(V, 8)), shared.normal(size=(8, V))
     params["embedding"] = params["embedding"].at[:, :8].set(3 * embedding)
     params["head"] = params["head"].at[:8].set(head)
@@ -50,7 +38,7 @@ def random_params(config: t5.T5Config, seed: int):
 
 @pytest.fixture(scope="module")
 def pair():
-    return random_params(CONFIG, 0), random_params(DRAFT_CONFIG, 1)
+    return bigram_params(CONFIG, 0), bigram_params(DRAFT_CONFIG, 1)
 
 
 def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
@@ -64,7 +52,6 @@ def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
 
 
 def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
-    """B47, B50."""
     plain, speculative = t5_generate(pair, 0), t5_generate(pair, 3)
     np.testing.assert_array_equal(speculative.tokens, plain.tokens)
     np.testing.assert_array_equal(speculative.finish_reason, plain.finish_reason)
@@ -75,7 +62,7 @@ def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
 
 
 def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
-    """B50: the target as its own draft; every draft is accepted, and the encoder runs once."""
+    """The target as its own draft; every draft is accepted, and the encoder runs once."""
     target, _ = pair
     runs = []
     for share in (False, True):
@@ -97,7 +84,7 @@ def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
 
 
 def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair):
-    """B15: at temperature .01, up to the first step whose two best logits are within .5."""
+    """At temperature .01, up to the first step whose two best logits are within .5."""
     cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
     decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
@@ -110,7 +97,7 @@ def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair)
 
 
 def test_t5_tree_equals_plain(pair):
-    """B46, B47: with the relative bias of depths, in a draft of another width too."""
+    """With the relative bias of depths, in a draft of another width too."""
     plain = t5_generate(pair, 0)
     for branching in ((2, 2), (3, 1, 1)):
         drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
@@ -120,7 +107,7 @@ def test_t5_tree_equals_plain(pair):
 
 
 def test_t5_row_equals_its_solo_run(pair):
-    """B48: ids and statistics; log-probabilities to rounding."""
+    """Ids and statistics; log-probabilities to rounding."""
     whole = t5_generate(pair, 3, temperature=MIXED)
     for row in range(NUM_ROWS):
         solo = t5_generate(pair, 3, slice(row, row + 1), temperature=MIXED[row : row + 1])
@@ -130,7 +117,6 @@ def test_t5_row_equals_its_solo_run(pair):
 
 
 def test_t5_log_probs_equal_a_teacher_forced_pass(pair):
-    """B25."""
     output = t5_generate(pair, 3, temperature=MIXED)
     decoder_input = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))

@@ -32,6 +32,7 @@ from tests.toy_batch import (
 )
 
 FAST_K = (1, 3, 5)
+END_TOKENS = (argmax_path(0)[2], EOS)  # the same wherever rows end early: what they are is compiled in
 
 
 def each_num_draft(function):
@@ -51,10 +52,9 @@ def test_plain_greedy_is_the_targets_argmax_path():
 
 def assert_greedy(drafter) -> None:
     """Rows have the target's argmax path, each cut at its own limit or end token, and counts to match."""
-    end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(drafter, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    output = generate(drafter, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
     for row in range(NUM_ROWS):
-        tokens, reason = cut(argmax_path(row), LIMITS[row], end_tokens)
+        tokens, reason = cut(argmax_path(row), LIMITS[row], END_TOKENS)
         assert emitted(output, row) == tokens
         assert output.finish_reason[row] == reason
         assert (output.tokens[row, len(tokens) :] == 0).all()  # pad follows
@@ -68,24 +68,27 @@ def assert_greedy(drafter) -> None:
 
 @each_num_draft
 def test_greedy_speculative_equals_plain(num_draft):
-    """B29, B30, B31, B34, B36, B47: every row its own limit, end tokens anywhere in a block."""
+    """Every row its own limit, end tokens anywhere in a block."""
     assert_greedy(num_draft)
 
 
 @each_num_draft
 def test_twin_draft_is_always_accepted(num_draft):
-    """B31, B38: K + 1 tokens a round, cut by the budget; B68: K proposals in a round."""
-    end_tokens = (argmax_path(0)[2], EOS)  # the program of the test above
-    output = generate(num_draft, draft_table=TABLE, max_new_tokens=LIMITS, eos_ids=end_tokens)
+    """K proposals and K + 1 tokens a round, cut by the budget."""
+    assert_twin_is_accepted(num_draft, num_draft)
+
+
+def assert_twin_is_accepted(drafter, depth: int) -> None:
+    """All that the target itself drafts is kept, `depth + 1` tokens a round."""
+    output = generate(drafter, draft_table=TABLE, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
     np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
     for row in range(NUM_ROWS):
-        tokens, _ = cut(argmax_path(row), LIMITS[row], end_tokens)
+        tokens, _ = cut(argmax_path(row), LIMITS[row], END_TOKENS)
         assert emitted(output, row) == tokens
-        assert output.stats.num_rounds[row] == -(-len(tokens) // (num_draft + 1))
+        assert output.stats.num_rounds[row] == -(-len(tokens) // (depth + 1))
 
 
 def test_draft_that_is_always_wrong_costs_a_round_per_token():
-    """B37."""
     wrong = np.full_like(TABLE, -1.0)
     wrong[np.arange(len(TABLE)), TABLE.argmin(1)] = 1.0
     output = generate(3, draft_table=wrong)
@@ -113,7 +116,7 @@ def test_broken_draft_leaves_the_greedy_output_alone():
 
 
 def test_decoder_prefix_of_each_rows_own_length_is_continued_and_not_returned():
-    """B32: the prefix is what the target said itself, so the path goes on."""
+    """The prefix is what the target said itself, so the path goes on."""
     lengths = np.array([1, 4, 2, 3, 4, 1, 2])
     prefix = np.zeros((NUM_ROWS, 4), np.int32)
     for row, length in enumerate(lengths):
@@ -158,28 +161,26 @@ def reference_path(row: int, options: Sampling, end_tokens=()) -> list[int]:
 @pytest.mark.parametrize("name", EACH_OPTION)
 @pytest.mark.parametrize("drafter", [0, 3, (2, 2)])
 def test_greedy_output_under_each_option_is_the_references(name, drafter):
-    """B22, B24: with speculation as without, every row its own value."""
+    """With speculation as without, every row its own value."""
     options = Sampling(temperature=0.0, **EACH_OPTION[name])
-    end_tokens = (argmax_path(0)[2], EOS)
-    output = generate(drafter, sampling=options, eos_ids=end_tokens)
-    paths = [reference_path(row, options, end_tokens) for row in range(NUM_ROWS)]
+    output = generate(drafter, sampling=options, eos_ids=END_TOKENS)
+    paths = [reference_path(row, options, END_TOKENS) for row in range(NUM_ROWS)]
     assert [emitted(output, row) for row in range(NUM_ROWS)] == paths
-    plain = [cut(argmax_path(row), BUCKET, end_tokens)[0] for row in range(NUM_ROWS)]
+    plain = [cut(argmax_path(row), BUCKET, END_TOKENS)[0] for row in range(NUM_ROWS)]
     if name in ("repetition penalty", "minimum length"):
         assert paths != plain  # the option does something
     if drafter:
         assert output.stats.accepted.sum() > 0
 
 
-@pytest.mark.parametrize("drafter", [3, (2, 1)])
+@pytest.mark.parametrize("drafter", [3, (2, 2)])
 @pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.multi_round])
 def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
-    """B20, B48."""
     own = {name: np.array(values) for name, values in EACH_OPTION["all"].items()}
 
     def run(rows):
         options = Sampling(temperature=MIXED[rows], **{name: values[rows] for name, values in own.items()})
-        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=(EOS,))
+        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=END_TOKENS)
 
     whole = run(slice(None))
     for row in range(NUM_ROWS):
@@ -192,29 +193,27 @@ TREES = ((1, 1, 1, 1, 1), (2, 2, 1), (4, 1), (3,), (1, 3, 2))
 
 @pytest.mark.parametrize("branching", TREES, ids=str)
 def test_greedy_tree_equals_plain(branching):
-    """B31, B46, B47: every shape; end tokens and limits anywhere."""
+    """Every shape; end tokens and limits anywhere."""
     assert_greedy(branching)
 
 
 @pytest.mark.parametrize("branching", TREES[1:4], ids=str)
 def test_twin_tree_is_accepted_to_its_leaves(branching):
-    """B38: the draft's cache keeps the accepted path."""
-    output = generate(branching, draft_table=TABLE, max_new_tokens=LIMITS)
-    np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
-    np.testing.assert_array_equal(output.stats.num_rounds, -(-LIMITS // (len(branching) + 1)))
+    """The draft's cache keeps the accepted path."""
+    assert_twin_is_accepted(branching, len(branching))
 
 
 def test_chain_drafted_as_a_tree_is_the_chain():
     """The same tokens, counts and log-probabilities, at temperature 0 and above."""
-    chain = generate(3, temperature=MIXED, max_new_tokens=LIMITS)
-    tree = generate((1, 1, 1), temperature=MIXED, max_new_tokens=LIMITS)
+    options = dict(temperature=MIXED, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
+    chain, tree = generate(5, **options), generate((1,) * 5, **options)
     for name in ("tokens", "finish_reason", "length", "stats"):
         jax.tree.map(np.testing.assert_array_equal, getattr(tree, name), getattr(chain, name))
     np.testing.assert_allclose(tree.log_probs, chain.log_probs, atol=1e-6)
 
 
 def test_tree_accepts_more_than_its_first_branch():
-    chain, tree = generate(2, temperature=1.0), generate((3, 2), temperature=1.0)
+    chain, tree = (generate(d, temperature=1.0, eos_ids=END_TOKENS) for d in (2, (3, 2)))
     assert tree.stats.total().tau[0] > 1.1 * chain.stats.total().tau[0]
 
 
@@ -231,7 +230,7 @@ def test_every_rule_is_greedy_at_temperature_zero(rule):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_draft_padded_to_another_vocabulary_runs(temperature):
-    """B27: 40 entries of which 36 are real, and a draft of 36; the padding is never emitted."""
+    """40 entries of which 36 are real, and a draft of 36; the padding is never emitted."""
     table = TABLE.copy()
     table[:, 36:] += 100
     outputs = []
@@ -248,7 +247,7 @@ def test_draft_padded_to_another_vocabulary_runs(temperature):
 
 
 def test_stop_ends_a_row_where_it_says():
-    """B30, B33: what the host sees ends the row; counts are those of the kept tokens."""
+    """What the host sees ends the row; counts are those of the kept tokens."""
     whole = generate(3, draft_table=TABLE)
     ends = [7, None, 1, 16, 5, 8, None]
 
@@ -280,7 +279,7 @@ def assert_rows_equal(output, rows, reference, reference_rows):
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_row_equals_its_solo_run(num_rows):
-    """B05, B48, B66: whatever its batch mates, at temperature 0 and above."""
+    """Whatever its batch mates, at temperature 0 and above."""
     whole = generate(3, temperature=MIXED, max_new_tokens=LIMITS)
     for first in range(0, NUM_ROWS - num_rows + 1, num_rows):
         rows = slice(first, first + num_rows)
@@ -289,7 +288,6 @@ def test_row_equals_its_solo_run(num_rows):
 
 
 def test_greedy_row_among_sampled_ones_equals_the_greedy_run():
-    """B20."""
     mixed, greedy = generate(3, temperature=MIXED), generate(3, temperature=0.0)
     rows = np.flatnonzero(MIXED == 0)
     for row in rows:
@@ -300,14 +298,12 @@ def test_greedy_row_among_sampled_ones_equals_the_greedy_run():
 
 
 def test_seed_decides_the_sample():
-    """B66."""
     one, again, other = (generate(3, temperature=1.0, seed=s) for s in (SEEDS, SEEDS, SEEDS + 1000))
     np.testing.assert_array_equal(one.tokens, again.tokens)
     assert (one.tokens != other.tokens).any(1).all()
 
 
 def test_equal_seeds_and_prompts_give_equal_rows_and_one_seed_gives_different_rows():
-    """B66, and the rows of one seed differ."""
     rows = np.zeros(NUM_ROWS, int)
     same = generate(3, rows, temperature=1.0, seed=np.full(NUM_ROWS, 5))
     assert (same.tokens == same.tokens[0]).all()
@@ -316,19 +312,18 @@ def test_equal_seeds_and_prompts_give_equal_rows_and_one_seed_gives_different_ro
 
 
 def test_generate_is_pure():
-    """B68: two equal calls agree in everything, with a drafter built anew."""
+    """Two equal calls agree in everything, with a drafter built anew."""
     one, again = (generate(5, temperature=MIXED) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
 
 
 def test_first_round_proposes_all_drafts():
-    """B68: five proposals in the first round of K = 5; fewer only where the budget is smaller."""
+    """Five proposals in the first round of K = 5; fewer only where the budget is smaller."""
     output = generate(5, max_new_tokens=np.array([1, 2, 3, 4, 5, 6, 6]), draft_table=TABLE)
     assert output.stats.num_drafted.tolist() == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_samples_do_not_depend_on_the_default_generator():
-    """B67."""
     with jax.default_prng_impl("rbg"):
         other = generate(3, temperature=1.0)
     np.testing.assert_array_equal(other.tokens, generate(3, temperature=1.0).tokens)
@@ -342,7 +337,7 @@ FILTERS = dict(top_k=20, top_p=0.9, min_p=0.01)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature, drafter, options):
-    """B16: the token is not kept, the row says so, its neighbours do not notice."""
+    """The token is not kept, the row says so, its neighbours do not notice."""
     sampling = Sampling(temperature=temperature, **options)
     good = generate(drafter, sampling=sampling)
     prefix = emitted(good, 4)[:6]
@@ -358,7 +353,7 @@ def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature, drafte
 
 @pytest.mark.parametrize("num_draft", [0, 3])
 def test_log_probs_are_those_of_the_target(num_draft):
-    """B25: raw and processed, for accepted, resampled and bonus tokens alike."""
+    """Raw and processed, for accepted, resampled and bonus tokens alike."""
     output = generate(num_draft, temperature=MIXED)
     for row in range(NUM_ROWS):
         source, tokens = SOURCES[row, : SOURCE_LENGTHS[row]], emitted(output, row)

@@ -62,7 +62,7 @@ def test_choice_follows_the_cumulative_weights(num_entries):
 
 @pytest.mark.parametrize("cumsum", ["of jax", "of a parallel scan"])
 def test_entry_of_zero_weight_is_never_chosen(cumsum, monkeypatch):
-    """B05: with uniforms at 0, just below 1, and at every step of the cumulative sum.
+    """With uniforms at 0, just below 1, and at every step of the cumulative sum.
 
     Partial sums of a parallel scan, as accelerators use, differ across an entry of zero weight.
     """
@@ -91,7 +91,7 @@ def test_only_positive_entry_is_chosen_whatever_the_uniform(position, uniform):
 
 
 def test_choice_from_weights_that_are_not_numbers_is_an_entry():
-    """B16: reported elsewhere; here nothing outside the vocabulary may come out."""
+    """That they are none is reported elsewhere; here nothing outside the vocabulary may come out."""
     weights = jnp.asarray([[jnp.nan] * 40, [0.5, jnp.nan] * 20])
     chosen = draws.choose_by_inverse(weights, jnp.full((2, 2), 0.7))
     assert ((chosen >= 0) & (chosen < 40)).all()
@@ -110,7 +110,6 @@ def test_choice_of_unnormalised_weights_equals_that_of_normalised_ones():
 
 
 def test_streams_of_a_round_are_distinct():
-    """B07."""
     ids = [int(stream.at(position)) for stream in Stream for position in range(64)]
     assert len(set(ids)) == len(ids)
 
@@ -131,13 +130,13 @@ def uniforms() -> np.ndarray:
 
 
 def test_draws_are_uncorrelated_across_streams_positions_and_rounds(uniforms):
-    """B07: every pair of streams, 5 sigma."""
+    """Every pair of streams, 5 sigma."""
     correlation = np.corrcoef(uniforms) - np.eye(len(uniforms))
     assert np.abs(correlation).max() < 5 / np.sqrt(uniforms.shape[1])
 
 
 def test_draws_are_uncorrelated_across_rows(uniforms):
-    """B07: neighbouring seeds, 5 sigma."""
+    """Neighbouring seeds, 5 sigma."""
     for drawn in uniforms:
         assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 5 / np.sqrt(len(drawn))
 
@@ -149,7 +148,7 @@ def test_draws_are_uniform(uniforms):
 
 
 def test_draws_depend_on_seed_and_round_only():
-    """B66: not on the row's place or on its batch mates."""
+    """Not on the row's place or on its batch mates."""
     weights = jnp.asarray(np.tile(zipf(50), (3, 1)), jnp.float32)
 
     def chosen(seeds, rounds):

@@ -11,7 +11,7 @@ import pytest
 import specjax
 from specjax import acceptance, controller, drafters, sharding
 from specjax.models import convert, heads, heads_io
-from tests.api_test import CONFIG, PROMPTS, Letters, _model
+from tests.text_model import CONFIG, PROMPTS, Letters, random_model
 
 NAN = float("nan")
 Sampling = specjax.Sampling
@@ -22,7 +22,7 @@ CALLS = {
     "no prompts": (dict(prompts=None), "prompts=None: give a non-empty list"),
     "number as prompts": (dict(prompts=3), "prompts=3"),
     "bytes among prompts": (dict(prompts=[b"a"]), "non-empty list of strings"),
-    "draft in place of a drafter": (dict(drafter=_model(1)), "drafter=Model.*drafters.from_model"),
+    "draft in place of a drafter": (dict(drafter=random_model(1)), "drafter=Model.*drafters.from_model"),
     "drafter by name": (dict(drafter="eagle"), "drafter='eagle': give what specjax.drafters make"),
     "rule by name": (dict(rule="block"), "rule='block': give one of specjax.acceptance"),
     "options as a dict": (dict(sampling={"top_p": 0.9}), "sampling={'top_p': 0.9}: give None"),
@@ -63,7 +63,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def target():
-    return _model(0)
+    return random_model(0)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -76,31 +76,33 @@ def test_calls_that_cannot_be_meant(target, name):
 # name -> (a function, words)
 OTHERS = {
     "draft that was not loaded": (lambda: drafters.from_model("t5-small"), "draft='t5-small': load it first"),
-    "text as K": (lambda: drafters.from_model(_model(1), "5"), "num_draft='5': must be at least 1"),
+    "text as K": (lambda: drafters.from_model(random_model(1), "5"), "num_draft='5': must be at least 1"),
     "half of K": (lambda: drafters.prompt_lookup(2.5), "num_draft=2.5: must be at least 1"),
-    "tree of nothing": (lambda: drafters.tree_from_model(_model(1), ()), r"branching=\(\)"),
-    "tree with a bare level": (lambda: drafters.tree_from_model(_model(1), (2, 0)), r"branching=\(2, 0\)"),
+    "tree of nothing": (lambda: drafters.tree_from_model(random_model(1), ()), r"branching=\(\)"),
+    "tree with a bare level": (
+        lambda: drafters.tree_from_model(random_model(1), (2, 0)), r"branching=\(2, 0\)",
+    ),
     "n-grams upside down": (lambda: drafters.prompt_lookup(3, 1, 2), "min_ngram=2, max_ngram=1"),
     "heads that were not loaded": (lambda: drafters.eagle("captions-eagle"), "heads='captions-eagle': load"),
     "lookahead by unigrams": (lambda: drafters.lookahead(5, 1, 3), "ngram=1"),
     "inner drafter that is none": (
-        lambda: drafters.staged(_model(1), 3, 5, specjax.decode), "inner=3: give one of",
+        lambda: drafters.staged(random_model(1), 3, 5, specjax.decode), "inner=3: give one of",
     ),
     "engine that is none": (
-        lambda: drafters.staged(_model(1), drafters.prompt_lookup(2), 5, None), "engine=None",
+        lambda: drafters.staged(random_model(1), drafters.prompt_lookup(2), 5, None), "engine=None",
     ),
-    "text as a tree": (lambda: drafters.tree_from_model(_model(1), "3x2"), "branching='3x2'"),
+    "text as a tree": (lambda: drafters.tree_from_model(random_model(1), "3x2"), "branching='3x2'"),
     "half an n-gram": (lambda: drafters.prompt_lookup(4, 2.5), "max_ngram=2.5"),
     "costs without K": (lambda: controller.adaptive(drafters.prompt_lookup(4), [1.5]), "costs="),
-    "eight bits twice": (lambda: specjax.int8(specjax.int8(_model(0))), "give a model as specjax.load"),
+    "eight bits twice": (lambda: specjax.int8(specjax.int8(random_model(0))), "give a model as specjax.load"),
     "half a mesh": (lambda: sharding.make_mesh(1.5, 1), "data=1.5"),
     "mesh by its numbers": (lambda: specjax.load("anything", mesh=(2, 4)), r"mesh=\(2, 4\): give one of"),
     "number as a model": (lambda: specjax.load(3), "name_or_directory=3"),
     "options per prompt": (
-        lambda: specjax.generate_all(_model(0), PROMPTS, sampling=Sampling(temperature=[0.0, 1.0])),
+        lambda: specjax.generate_all(random_model(0), PROMPTS, sampling=Sampling(temperature=[0.0, 1.0])),
         "temperature has shape",
     ),
-    "stop of many": (lambda: specjax.generate_all(_model(0), PROMPTS, stop="x"), "stop: not supported"),
+    "stop of many": (lambda: specjax.generate_all(random_model(0), PROMPTS, stop="x"), "stop: not supported"),
     "costs of another K": (
         lambda: controller.adaptive(drafters.prompt_lookup(4), {3: 1.5}), "must be the drafter's num_draft=4",
     ),
@@ -114,10 +116,12 @@ OTHERS = {
     "mesh of a million": (lambda: sharding.make_mesh(1000, 1000), "needs 1000000 devices"),
     "lenience above 1": (lambda: acceptance.Lenient(1.5), "1.5"),
     "rows in batches of none": (
-        lambda: specjax.generate_all(_model(0), PROMPTS, batch_size=0), "batch_size=0: give a whole number",
+        lambda: specjax.generate_all(random_model(0), PROMPTS, batch_size=0),
+        "batch_size=0: give a whole number",
     ),
     "refilling more than there are": (
-        lambda: specjax.generate_all(_model(0), PROMPTS, batch_size=2, num_refilled=4), "num_refilled=4",
+        lambda: specjax.generate_all(random_model(0), PROMPTS, batch_size=2, num_refilled=4),
+        "num_refilled=4",
     ),
 }  # fmt: skip
 
@@ -129,15 +133,19 @@ def test_pieces_that_cannot_be_made(name):
         make()
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """A checkpoint with a tokenizer's files left out, and heads for another target."""
-    model = _model(0)
-    convert.save(tmp_path / "model", CONFIG, model.params)
+@pytest.fixture(scope="module")
+def eagle():
+    """A config, heads of it, and the params of the target that they are for."""
     config = heads.HeadsConfig("eagle", 2, d_model=16, d_kv=4, d_ff=32, num_heads=2)
-    other = _model(3)
-    network = heads.HeadsNetwork(config, CONFIG)
-    heads_io.save(tmp_path / "heads", config, heads_io.init(network, other.params, 0), other.params)
+    network, other = heads.HeadsNetwork(config, CONFIG), random_model(3)
+    return config, jax.jit(lambda params: heads_io.init(network, params, 0))(other.params), other.params
+
+
+@pytest.fixture
+def saved(tmp_path, eagle):
+    """A checkpoint with a tokenizer's files left out, and heads for another target."""
+    convert.save(tmp_path / "model", CONFIG, random_model(0).params)
+    heads_io.save(tmp_path / "heads", *eagle)
     return tmp_path
 
 
@@ -187,7 +195,7 @@ def test_heads_of_another_target_and_damaged_ones(saved, target):
         specjax.load_heads(saved / "nowhere", target)
     _cut(saved / "heads" / heads_io.WEIGHTS)
     with pytest.raises(ValueError, match="delete it|damaged|corrupt"):
-        specjax.load_heads(saved / "heads", _model(3))
+        specjax.load_heads(saved / "heads", random_model(3))
 
 
 def test_outputs_that_cannot_be_written(saved, target):
@@ -210,6 +218,6 @@ def test_a_refused_call_begins_no_journal(target, tmp_path):
 
 
 def test_vocabularies_that_do_not_match(target):
-    other = _model(1, Letters([*"<>?", *"abcdefghijklmnopqrstuvwxyz .!"]))
+    other = random_model(1, Letters([*"<>?", *"abcdefghijklmnopqrstuvwxyz .!"]))
     with pytest.raises(ValueError, match="the draft's tokenizer differs"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))

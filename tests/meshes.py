@@ -14,7 +14,7 @@ import safetensors.numpy
 import specjax
 from specjax import drafters, loading, sharding
 from specjax.models import convert, heads, heads_io, t5
-from tests.api_test import PIECES, Letters
+from tests.text_model import PIECES, Letters
 
 CONFIG = t5.T5Config(
     vocab_size=48, d_model=16, d_kv=4, d_ff=32, num_heads=8, num_layers=1, num_decoder_layers=1,

@@ -30,7 +30,7 @@ def test_rouge_equals_values_worked_out_by_hand():
 
 
 def test_lost_newlines_do_not_change_rouge_lsum():
-    """B59: the tokenizer makes one line of a summary; its sentences may stand in another order."""
+    """The tokenizer makes one line of a summary; its sentences may stand in another order."""
     reference = "Zarif met Kerry .\nHe was 36 .\nHe tweets in English ."
     hypothesis = "He tweets in English .\nZarif met Kerry .\nHe was 36 ."
     expected, _ = metrics.rouge([hypothesis], [reference])

@@ -31,7 +31,7 @@ def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **opti
 
 
 def test_process_is_the_softmax_at_each_rows_temperature():
-    """B09, B20: temperature belongs to the row, whatever axes lie between."""
+    """Temperature belongs to the row, whatever axes lie between."""
     logits = jax.random.normal(jax.random.key(0), (3, 2, 5))
     probs = process(logits, temperature=[1.0, 0.5, 0.0])
     np.testing.assert_allclose(probs[0], jax.nn.softmax(logits[0], axis=-1), atol=1e-6)
@@ -44,13 +44,12 @@ def test_process_is_the_softmax_at_each_rows_temperature():
     [(jnp.float32, 0.0), (jnp.float32, 1e-38), (jnp.float16, 1e-3), (jnp.bfloat16, 2e-5)],
 )
 def test_temperature_near_zero_is_the_argmax_without_nan(dtype, temperature):
-    """B19."""
     probs = process(jnp.asarray([[79, 80, -80]], dtype), temperature=temperature)
     np.testing.assert_array_equal(probs, [[0, 1, 0]])
 
 
 def test_temperature_just_above_the_threshold_does_not_overflow():
-    """B19: float32 logits of any size."""
+    """Float32 logits of any size."""
     logits = jnp.asarray([[3e37, -3e37, 0.0], [0.1, 0.0, -0.1]])
     probs = process(logits, temperature=1.001e-5)
     assert np.isfinite(probs).all()
@@ -58,21 +57,18 @@ def test_temperature_just_above_the_threshold_does_not_overflow():
 
 
 def test_very_high_temperature_is_uniform():
-    """B19."""
     probs = process([[80.0, 79.0, -80.0]], temperature=1e9)
     np.testing.assert_allclose(probs, np.full((1, 3), 1 / 3), atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
 def test_greedy_tie_goes_to_the_lowest_id(temperature):
-    """B60."""
     probs = process([[1.0, 3.0, 3.0, 3.0]], temperature=temperature)
     np.testing.assert_array_equal(probs, [[0, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_probabilities_are_float32_in_any_model(dtype):
-    """B08."""
     probs = process(jnp.ones((1, 2, 3), dtype))
     assert probs.dtype == jnp.float32
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
@@ -125,21 +121,21 @@ def test_filters_keep_what_a_sort_keeps(top_k, top_p, min_p):
 
 
 def test_top_p_keeps_the_token_that_crosses():
-    """B18: the mass before a token decides."""
+    """The mass before a token decides."""
     np.testing.assert_allclose(
         process(log([[0.4, 0.3, 0.2, 0.1]]), top_p=0.8)[0], [4 / 9, 3 / 9, 2 / 9, 0], atol=1e-6
     )
 
 
 def test_top_p_drops_ties_together():
-    """B18: on exact probabilities, so that no rounding decides."""
+    """On exact probabilities, so that no rounding decides."""
     values = jnp.asarray([[[0.25, 0.125, 0.125, 0.5]]])
     threshold = sampling.threshold_above(values, values, jnp.full((1, 1, 1), 0.75))
     np.testing.assert_array_equal(values >= threshold, [[[True, False, False, True]]])
 
 
 def test_top_p_of_one_changes_nothing():
-    """B18: bit for bit, and so do a k of all and a p of none."""
+    """Bit for bit, and so do a k of all and a p of none."""
     logits = np.random.default_rng(1).normal(size=(2, 500)).astype(np.float32)
     plain = process(logits)
     for options in (
@@ -152,7 +148,6 @@ def test_top_p_of_one_changes_nothing():
 
 
 def test_tiny_top_p_keeps_the_most_likely_token():
-    """B17."""
     logits = np.random.default_rng(2).normal(size=(100, 4096)).astype(np.float32)
     probs = process(logits, top_p=1e-8)
     np.testing.assert_array_equal(probs.argmax(-1), logits.argmax(-1))
@@ -161,7 +156,7 @@ def test_tiny_top_p_keeps_the_most_likely_token():
 
 
 def test_filters_see_the_temperature():
-    """B09: top-p of .7 of [.5, .3, .15, .05] keeps two; a hotter row keeps more."""
+    """Top-p of .7 of [.5, .3, .15, .05] keeps two; a hotter row keeps more."""
     logits = log([[0.5, 0.3, 0.15, 0.05]] * 2)
     probs = process(logits, top_p=0.7, temperature=[1.0, 3.0])
     np.testing.assert_allclose(probs[0], [0.625, 0.375, 0, 0], atol=1e-6)
@@ -169,7 +164,7 @@ def test_filters_see_the_temperature():
 
 
 def test_every_option_belongs_to_its_row():
-    """B20: each row of a mixed batch is what it is alone."""
+    """Each row of a mixed batch is what it is alone."""
     logits = np.random.default_rng(3).normal(size=(4, 2, 50)).astype(np.float32)
     seen = np.random.default_rng(4).random((4, 2, 50)) < 0.3
     num_new = np.array([[0, 1], [2, 3], [4, 5], [1, 1]])
@@ -208,7 +203,6 @@ def test_no_sort_of_the_vocabulary():
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
-    """B23."""
     options = Sampling(repetition_penalty=2.0).lay_out(1)
     history = History(jnp.zeros((1, 1), jnp.int32), jnp.asarray([[[True, True, False]]]))
     np.testing.assert_array_equal(
@@ -224,13 +218,13 @@ def test_greedy_row_decides_by_adjusted_logits():
 
 
 def test_end_tokens_are_held_back_up_to_the_minimum_length():
-    """B24: all of them, at each position by its own count."""
+    """All of them, at each position by its own count."""
     probs = process(np.zeros((1, 3, 4)), num_new=[[1, 2, 3]], min_new_tokens=3, eos_ids=(1, 3))
     np.testing.assert_allclose(probs[0], [[0.5, 0, 0.5, 0], [0.5, 0, 0.5, 0], [0.25] * 4], atol=1e-6)
 
 
 def test_padding_ids_are_cut_off():
-    """B26: whatever their logits are."""
+    """Whatever their logits are."""
     logits = np.zeros((1, 40), np.float32)
     logits[:, 36:] = 100
     probs = process(logits, num_ids=36)
@@ -294,12 +288,10 @@ def test_option_out_of_range_is_refused_by_name(options, words):
 
 
 def test_unknown_options_are_refused_all_at_once():
-    """B80."""
     with pytest.raises(ValueError, match="logits_processor, num_beams: not supported"):
         Sampling(num_beams=4, top_p=0.9, logits_processor=[])
 
 
 def test_unset_temperature_is_one():
-    """B21."""
     logits = log([[0.2, 0.4, 0.3, 0.1]])
     np.testing.assert_allclose(process(logits, top_k=50)[0], [0.2, 0.4, 0.3, 0.1], atol=1e-6)

@@ -6,25 +6,20 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from specjax import sharding
-from specjax.models import t5
+from specjax.models import convert, t5
 
 GATED = t5.T5Config(24, 8, 4, 16, 2, 1, 1, gated=True, tied_head=False)
 
 
-def shapes(config):
-    ids = jnp.zeros((1, 4), jnp.int32)
-    return jax.eval_shape(t5.T5(config).init, jax.random.key(0), ids, ids == 0, ids)["params"]
-
-
 @pytest.mark.parametrize("config", [GATED, t5.T5Config(24, 8, 4, 16, 2, 1, 1)], ids=["v1.1", "v1.0"])
 def test_every_parameter_but_the_norms_is_divided_over_the_model_axis(config):
-    placed = sharding.param_shardings(shapes(config), sharding.make_mesh(1, 2))
+    placed = sharding.param_shardings(convert.shapes(config), sharding.make_mesh(1, 2))
     for path, place in jax.tree_util.tree_leaves_with_path(placed):
         assert ("model" in place.spec) == ("scale" not in str(path)), path
 
 
 def test_heads_are_divided_alike_on_both_sides_of_attention():
-    placed = sharding.param_shardings(shapes(GATED), sharding.make_mesh(1, 2))
+    placed = sharding.param_shardings(convert.shapes(GATED), sharding.make_mesh(1, 2))
     attention = placed["decoder_layers_0"]["cross"]
     assert attention["q"].spec == P(None, "model", None) and attention["o"].spec == P("model", None, None)
 
@@ -39,7 +34,7 @@ def test_a_mesh_over_more_devices_than_there_are_is_refused():
 def test_an_axis_that_the_devices_do_not_divide_is_named():
     odd = t5.T5Config(25, 8, 4, 16, 2, 1, 1)
     with pytest.raises(ValueError, match="parameter embedding .25, 8.: axis 0 .* 2 devices .* divides 25"):
-        sharding.param_shardings(shapes(odd), sharding.make_mesh(1, 2))
+        sharding.param_shardings(convert.shapes(odd), sharding.make_mesh(1, 2))
 
 
 def test_a_parameter_without_a_rule_is_named():

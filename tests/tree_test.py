@@ -11,9 +11,9 @@ from specjax import cache as cache_lib
 from specjax import tree
 from specjax.models import t5
 from specjax.types import Draft, Tree
+from tests.tiny_t5 import CONFIG, random_params
 
 NUM_ROWS, NUM_NODES, NUM_SLOTS = 3, 7, 16
-CONFIG = t5.T5Config(40, 16, 4, 32, 4, 1, 2, gated=True, tied_head=False, scale_logits=False)
 NETWORK = t5.T5Network(CONFIG)
 
 
@@ -39,7 +39,6 @@ def path_to(parents: np.ndarray, position: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ancestors_and_depths_equal_those_found_by_walking_up(seed):
-    """B46."""
     topology = random_tree(seed)
     above, depths = np.asarray(tree.ancestors(topology)), np.asarray(depths_of(topology))
     for row in range(NUM_ROWS):
@@ -72,8 +71,7 @@ def test_chain_is_the_tree_of_width_one():
 
 @pytest.fixture(scope="module")
 def params():
-    ids = jnp.zeros((1, 1), jnp.int32)
-    params = jax.jit(t5.T5(CONFIG).init)(jax.random.key(0), ids, ids > 0, ids)["params"]
+    params = random_params(CONFIG)
     params["decoder_bias"]["table"] *= 20  # so that a wrong position shows
     return params
 
@@ -114,7 +112,7 @@ def logits_after(params, row: int, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tree_logits_equal_sequential_decoding_along_each_path(params, seed):
-    """B46: random trees with padding nodes, rows of different prefix lengths."""
+    """Random trees with padding nodes, rows of different prefix lengths."""
     topology = random_tree(seed)
     cache = prefilled(params)
     layout = tree.layout(topology, cache.length, NUM_SLOTS)
@@ -142,7 +140,7 @@ def test_tree_fed_level_by_level_equals_one_call(params):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cache_keeps_exactly_the_accepted_path(params, seed):
-    """B38, B41: what follows equals plain decoding of the path; earlier slots stay bit-identical."""
+    """What follows equals plain decoding of the path; earlier slots stay bit-identical."""
     topology = random_tree(seed)
     cache = prefilled(params)
     root = cache.length

@@ -33,7 +33,6 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_misaligned_files_are_refused_with_both_counts(tmp_path):
-    """B75."""
     (tmp_path / "a.en").write_text("1\n2\n3\n")
     (tmp_path / "a.de").write_text("1\n2\n3\n4\n")
     with pytest.raises(ValueError, match="3 lines .* 4"):

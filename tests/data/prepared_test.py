@@ -92,7 +92,7 @@ def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
 
 
 def test_a_web_page_in_place_of_data_is_explained_and_leaves_no_file(tmp_path):
-    """B74: what cnn_dailymail gets from Google Drive; every address answers with the page."""
+    """What cnn_dailymail gets from Google Drive; every address answers with the page."""
     import requests
 
     def send(_, request, **__):
@@ -132,7 +132,7 @@ def test_a_web_page_that_was_saved_as_data_is_removed_and_real_data_stays(tmp_pa
 
 
 def test_a_download_that_fails_twice_is_tried_again(tmp_path):
-    """B75: two 503s, then the file."""
+    """Two 503s, then the file."""
     with (
         server([(503, b""), (503, b""), (200, b"Hello\n")]) as (address, served),
         prepared_datasets.source(WMT14, prepared_datasets.WMT14, lambda manager: manager.download(address)),
@@ -157,7 +157,6 @@ def test_an_interrupted_download_is_cleared_away(tmp_path):
 
 
 def test_what_preparing_needs_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
-    """B76."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     dataset = tasks.TASKS["cnn_dailymail"].dataset
     with pytest.raises(ImportError, match=r'needs tensorflow and bs4 .*pip install "specjax\[prepare\]"'):
@@ -166,7 +165,6 @@ def test_what_preparing_needs_is_named_before_anything_is_downloaded(tmp_path, m
 
 
 def test_the_remedy_is_named_where_tensorflow_datasets_is_missing(tmp_path, monkeypatch):
-    """B76."""
     make_absent(monkeypatch, "tensorflow_datasets")
     with pytest.raises(
         ImportError, match="pip install tensorflow-datasets importlib_resources, or use local"
@@ -184,7 +182,6 @@ def test_files_that_only_tensorflow_reads_are_refused_with_the_remedy(tmp_path):
 
 
 def test_gpus_are_hidden_from_tensorflow_where_it_is_present(tmp_path, monkeypatch):
-    """B77."""
     with prepared_datasets.source(WMT14, prepared_datasets.WMT14):
         prepared.prepare(WMT14, tmp_path, "")
     hidden = mock.Mock()

@@ -82,7 +82,6 @@ def test_text_files_are_joined_and_cut(tmp_path):
 
 
 def test_misaligned_files_of_a_task_are_refused_with_both_counts(tmp_path):
-    """B75."""
     (tmp_path / "train.source").write_text("1\n2\n3\n")
     (tmp_path / "train.target").write_text("1\n2\n3\n4\n")
     with pytest.raises(ValueError, match="3 lines .* 4"):
@@ -144,7 +143,6 @@ def test_a_task_of_files_only_cannot_be_downloaded(tmp_path):
 
 
 def test_json_lines_need_neither_tensorflow_datasets_nor_tensorflow(tmp_path, monkeypatch):
-    """B76."""
     for package in ("tensorflow", "tensorflow_datasets", "grain"):
         monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     write_jsonl(tmp_path / "train.jsonl.gz", [{"source": "a", "target": "b"}])

@@ -26,13 +26,9 @@ PROGRAM = rounds.Program(NETWORK, ModelDrafter(NETWORK, K), acceptance.speculati
 @pytest.fixture(scope="module")
 def states() -> list[rounds.LoopState]:
     """The state after the prefill and after each of four rounds."""
-    state = decode.jitted_prefill(
-        PROGRAM, PARAMS, source_ids=jnp.asarray(SOURCES), source_mask=jnp.ones(SOURCES.shape, bool),
-        prefix=jnp.asarray(PREFIX), prefix_length=jnp.asarray(PREFIX_LENGTH),
-        options=Sampling(temperature=TEMPERATURE).lay_out(NUM_ROWS), limit=jnp.full(NUM_ROWS, 12, jnp.int32),
-        seeds=jnp.arange(NUM_ROWS, dtype=jnp.uint32),
-    )  # fmt: skip
-    states = [state]
+    options = Sampling(temperature=TEMPERATURE)
+    inputs = exact_law.prefill_inputs(PROGRAM, SOURCES, options, PREFIX, PREFIX_LENGTH)
+    states = [decode.jitted_prefill(PROGRAM, PARAMS, **inputs)]
     for _ in range(4):
         states.append(decode.jitted_step(PROGRAM, PARAMS, states[-1], sampled=True))
     return states
@@ -49,19 +45,18 @@ def _slots(cache, row: int, count: int) -> list[int]:
 
 
 def test_draft_cache_has_room_for_all_that_the_targets_has(states):
-    """B42: and for a round beyond it, so that no write of a draft can fall outside."""
+    """And for a round beyond it, so that no write of a draft can fall outside."""
     for state in states:
         assert state.drafter_state.num_slots == state.cache.num_slots + K
         assert state.context.tokens.shape[1] == PROGRAM.num_slots
 
 
 def test_rows_advance_by_their_own_counts(states):
-    """B48."""
     assert len({int(length) for length in states[2].context.length - states[0].context.length}) > 1
 
 
 def test_q_is_the_drafts_distribution_after_all_committed_and_drafted_tokens(states):
-    """B02, B38, B45: whatever was accepted before; the q kept is the q drawn from."""
+    """Whatever was accepted before; the q kept is the q drawn from."""
     for state in states:
         draft, _ = _propose(state)
         assert draft.probs.dtype == jnp.float32
@@ -78,7 +73,7 @@ def test_q_is_the_drafts_distribution_after_all_committed_and_drafted_tokens(sta
 
 
 def test_caches_hold_the_committed_tokens_after_every_round(states):
-    """B38, B39: the target's all but the last; the draft's all but the last after its next call."""
+    """The target's all but the last; the draft's all but the last after its next call."""
     for state in states:
         _, drafter_state = _propose(state)
         for row in range(NUM_ROWS):
@@ -91,7 +86,6 @@ def test_caches_hold_the_committed_tokens_after_every_round(states):
 
 
 def test_rollback_leaves_earlier_slots_bit_identical(states):
-    """B39."""
     for before, after in itertools.pairwise(states):
         for row in range(NUM_ROWS):
             length = int(before.cache.length[row])
@@ -116,7 +110,6 @@ def test_greedy_proposal_is_the_argmax_and_keeps_no_distribution(states):
 
 
 def test_equal_drafters_are_equal_and_hash_alike():
-    """B63."""
     one, other = (ModelDrafter(exact_law.ToyNetwork(V), K) for _ in range(2))
     assert one == other and hash(one) == hash(other)
     assert one != ModelDrafter(exact_law.ToyNetwork(V), K + 1)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.experiments.smoke_test import ENVIRONMENT, ROOT
+from tests.experiments.program import ENVIRONMENT, ROOT
 
 # One process for all flags of an experiment: what an earlier run had set is forgotten before each.
 PROGRAM = """

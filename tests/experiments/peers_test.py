@@ -13,7 +13,7 @@ from experiments import forced, memory_floor, peer_arms, shapes
 from specjax import decode, drafters
 from specjax.models import convert, t5
 from specjax.request import prepare
-from tests.experiments.smoke_test import run
+from tests.experiments.program import run
 
 CONFIG = t5.T5Config(24, 16, 4, 16, 2, 1, 2)  # more decoder layers than encoder layers
 IDS = np.array([5, 9, 3, 1])

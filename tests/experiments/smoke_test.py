@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -17,8 +15,9 @@ from specjax.models import convert, t5
 from specjax.training import checkpoints
 from specjax.training.optimization import Optimization
 from specjax.training.state import abstract_state
+from tests.experiments.program import ENVIRONMENT, OPTIMIZED, ROOT, run
+from tests.tiny_t5 import random_params
 
-ROOT = pathlib.Path(__file__).parents[2]
 WORDS = ["a", "man", "dog", "runs", "sits", "in", "blue", "snow", "the", "park"]
 
 
@@ -41,25 +40,11 @@ def corpus(tmp_path_factory):
 def pair(corpus):
     """Directories of a random target and a narrower draft."""
     tokenizer = data.load_or_train_tokenizer(corpus / "tokenizer", [], 24)
-    ids = np.zeros((1, 4), np.int32)
     for seed, (name, d_model) in enumerate([("target", 16), ("draft", 8)]):
         config = t5.T5Config(24, d_model, 4, 16, 2, 1, 1)
-        params = t5.T5(config).init(jax.random.key(seed), ids, ids == 0, ids)["params"]
-        params = jax.tree.map(lambda x: 2 * x, params)
+        params = jax.tree.map(lambda x: 2 * x, random_params(config, seed))
         convert.save(corpus / name, config, params, tokenizer)
     return corpus
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}  # compiled as a user's
-
-
-def run(module, *flags, stdin=None, **settings):
-    command = [sys.executable, "-m", f"experiments.{module}", *flags]
-    environment = {**ENVIRONMENT, **settings}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
-    )
 
 
 @pytest.mark.slow

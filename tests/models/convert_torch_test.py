@@ -12,7 +12,7 @@ import pytest
 import safetensors
 
 from specjax.models import convert, t5
-from tests.models.convert_test import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
+from tests.models.checkpoints import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
 
 
 @pytest.fixture(scope="module")

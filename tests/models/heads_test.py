@@ -1,6 +1,7 @@
 """Heads on a tiny T5: what they draft in the engine is what they were trained to say."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from specjax.models import heads_io, t5
 from specjax.models.heads import HeadsConfig, HeadsNetwork
 from specjax.request import prepare
 from specjax.training import heads as heads_training
+from tests.tiny_t5 import random_params
 
 TARGET = t5.T5Config(24, 16, 4, 32, 4, 2, 3)
 IDS = tuple(range(1, 24, 2))
@@ -34,15 +36,14 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def target_params():
-    params = t5.T5(TARGET).init(jax.random.key(0), SOURCE, MASK, SOURCE)["params"]
-    return jax.tree.map(lambda x: 2 * x, params)
+    return jax.tree.map(lambda x: 2 * x, random_params(TARGET))
 
 
 def network_and_params(name, target_params):
     network = HeadsNetwork(CONFIGS[name], TARGET)
-    heads = heads_io.init(network, target_params, 1)
-    noise = iter(jax.random.split(jax.random.key(2), 100))
-    heads = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), heads)
+    heads = jax.jit(lambda params: heads_io.init(network, params, 1))(target_params)
+    rng = np.random.default_rng(2)
+    heads = jax.tree.map(lambda x: x + jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype), heads)
     return network, {"heads": heads, "frozen": network.frozen(target_params)}
 
 
@@ -53,6 +54,17 @@ def drafter_of(network):
     return EagleDrafter(network, 3) if kind == "eagle" else OnePassDrafter(network, 3)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def proposed(drafter, params, state):
+    return drafter.propose(params, state.drafter_state, state.context, None)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def unrolled(network, params, *inputs):
+    """Logits `[B, D, N, V]` of teacher-forced heads."""
+    return network.module.apply({"params": params["heads"]}, params["frozen"], *inputs, method="unroll")
+
+
 def drafts_of_rounds(drafter, params, target_params, num_new=24):
     """`(tokens committed before a round, what was drafted in it)` of both rows, and the whole texts."""
     prepared = prepare(
@@ -61,10 +73,9 @@ def drafts_of_rounds(drafter, params, target_params, num_new=24):
     )  # fmt: skip
     program, all_params, inputs = prepared
     state = decode.jitted_prefill(program, all_params, **inputs)
-    propose = jax.jit(lambda s: drafter.propose(all_params.drafter, s.drafter_state, s.context, None)[0])
     found = []
     while bool(state.running.all()):
-        draft = propose(state)
+        draft = proposed(drafter, all_params.drafter, state)
         found += [
             (row, int(state.context.length[row]), draft.tokens[row].tolist())
             for row in range(2)
@@ -87,8 +98,7 @@ def test_drafts_are_what_unroll_says_of_the_same_text(name, target_params):
     inputs = (batch["features"],)
     if network.config.kind != "medusa":
         inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
-    logits = network.module.apply({"params": params["heads"]}, params["frozen"], *inputs, method="unroll")
-    said = np.asarray(logits.argmax(-1))  # [B, D, N]
+    said = np.asarray(unrolled(network, params, *inputs).argmax(-1))  # [B, D, N]
     if network.config.draft_ids:
         said = np.array(IDS)[said]
     compared = np.zeros(3, int)

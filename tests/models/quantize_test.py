@@ -8,6 +8,7 @@ import pytest
 from specjax import decode
 from specjax.drafters.model import ModelDrafter
 from specjax.models import quantize, t5
+from tests.tiny_t5 import random_params
 
 CONFIG = t5.T5Config(24, 16, 4, 32, 4, 2, 2)
 SOURCE = np.array([[5, 6, 7, 1, 0], [9, 3, 8, 2, 1]])
@@ -15,7 +16,7 @@ SOURCE = np.array([[5, 6, 7, 1, 0], [9, 3, 8, 2, 1]])
 
 @pytest.fixture(scope="module")
 def params():
-    return t5.T5(CONFIG).init(jax.random.key(0), SOURCE, SOURCE != 0, SOURCE)["params"]
+    return random_params(CONFIG)
 
 
 def test_every_entry_is_off_by_at_most_half_a_step_of_its_channel(params):

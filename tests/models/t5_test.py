@@ -101,7 +101,6 @@ def test_tied_head_is_scaled_and_untied_head_is_not_scaled(tied, expected):
 
 
 def test_source_padding_is_invisible(shallow):
-    """B49."""
     rng = np.random.default_rng(1)
     tokens = jnp.asarray(rng.integers(0, 48, (2, 6)))
     sources = [rng.integers(2, 48, length) for length in (3, 11)]
@@ -195,7 +194,7 @@ def test_gradient_reaches_no_later_position(decoder):
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 5, 8])
 def test_chunk_at_each_rows_own_offset_equals_the_full_pass(decoder, num_new):
-    """B44: Offsets 0..20, one per row: prefill of all, rollback to the offset, extend."""
+    """Offsets 0..20, one per row: prefill of all, rollback to the offset, extend."""
     _, _, cache = decoder.extend(decoder.empty, 28)
     cache = cache_lib.rollback(cache, jnp.arange(21))
     logits, expected, new = decoder.extend(cache, num_new)
@@ -228,7 +227,6 @@ def test_rollback_and_other_tokens_leave_no_trace(decoder):
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e30])
 def test_slots_at_or_beyond_the_length_influence_nothing(decoder, garbage):
-    """B40."""
     _, _, cache = decoder.extend(decoder.empty, 28)
     cache = cache_lib.rollback(cache, jnp.arange(21) % 20)
     free = (jnp.arange(NUM_SLOTS)[None] >= cache.length[:, None])[:, None, :, None]
@@ -263,7 +261,6 @@ def test_keys_and_values_are_written_to_the_same_slots():
 
 
 def test_write_near_the_end_touches_no_earlier_slot():
-    """B41."""
     buffer = jnp.arange(3 * 6, dtype=jnp.float32).reshape(3, 1, 6, 1)
     new = -jnp.ones((3, 3, 1, 1))
     written = cache_lib.write(buffer, new, jnp.array([1, 5, 6]))[:, 0, :, 0]
@@ -277,7 +274,6 @@ def test_write_near_the_end_touches_no_earlier_slot():
 
 @pytest.mark.parametrize("num_source", [1, 7, 300])
 def test_cross_keys_and_values_depend_on_the_encoder_only(shallow, num_source):
-    """B43."""
     rng = np.random.default_rng(num_source)
     tokens = jnp.asarray(rng.integers(2, 48, (2, 4)))
     source, mask = jnp.asarray(rng.integers(2, 48, (2, num_source))), jnp.ones((2, num_source), bool)

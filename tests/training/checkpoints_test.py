@@ -35,7 +35,6 @@ def data_file(folder):
 
 
 def test_state_and_note_come_back_types_included(tmp_path):
-    """B79."""
     note = {"position": b"\x00\xff", "more": [1, 2.5, None, {"text": "é"}]}
     save(tmp_path, 7, note=note)
     state, again = restore(tmp_path)
@@ -45,7 +44,6 @@ def test_state_and_note_come_back_types_included(tmp_path):
 
 
 def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
-    """B78."""
     monkeypatch.chdir(tmp_path)
     save("here", 1)
     os.chdir("/")
@@ -53,7 +51,6 @@ def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
 
 
 def test_an_unwritable_path_raises_in_the_caller(tmp_path):
-    """B78."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write checkpoints to .*file/run .*choose a directory"):
         checkpoints.Checkpoints(tmp_path / "file" / "run")

@@ -51,7 +51,7 @@ def test_divergence_of_a_certain_target_is_finite(name):
 
 @pytest.mark.parametrize("name", losses.DIVERGENCES)
 def test_distillation_loss_is_a_mean_over_valid_tokens(name):
-    """B62: padding changes nothing."""
+    """Padding changes nothing."""
     target, draft = (jnp.asarray(np.log(x), jnp.float32) for x in (P, Q))
     mask = jnp.array([[True, True, True], [True, False, False]])
     divergence = losses.DIVERGENCES[name]

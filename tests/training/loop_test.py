@@ -24,7 +24,6 @@ def step():
 
 
 def test_the_loss_is_a_mean_over_valid_tokens_so_padding_changes_nothing():
-    """B62."""
     random = np.random.default_rng(0)
     logits = jnp.asarray(random.normal(size=(2, 3, 5)), jnp.float32)
     targets = jnp.asarray(random.integers(0, 5, (2, 3)))
@@ -75,7 +74,7 @@ def test_the_mean_of_the_parts_means_is_another_gradient():
 
 
 def test_padding_changes_no_gradient():
-    """B62: more columns, and more rows."""
+    """More columns, and more rows."""
     loss, grads = gradients(1, uneven_batch())
     wider = uneven_batch(12)
     taller = {name: np.pad(array, ((0, 4), (0, 0))) for name, array in wider.items()}
@@ -109,7 +108,7 @@ def test_params_that_are_not_float32_are_refused():
 
 
 def test_the_callers_params_stay_usable(step):
-    """The state is donated; the params that it was made from are not (B65)."""
+    """The state is donated; the params that it was made from are not."""
     params = tiny.params()
     before = jax.tree.map(np.array, params)
     first = state.init_state(params, OPTIMIZATION, seed=0)

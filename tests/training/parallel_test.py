@@ -100,7 +100,7 @@ saved.close()
 
 @pytest.mark.slow
 def test_a_checkpoint_of_eight_devices_restores_on_one_and_on_four(tmp_path):
-    """B79: params and optimizer state bit-equal, types included; the next step continues the run."""
+    """Params and optimizer state bit-equal, types included; the next step continues the run."""
     for task, rows, model in [("write", 4, 2), ("read", 2, 2), ("read", 1, 1)]:
         done = tiny.run_program(MOVE, task, tmp_path, rows, model, num_devices=rows * model)
         assert done.returncode == 0, done.stderr
