@@ -21,6 +21,7 @@ from specjax import acceptance, rounds, sampling
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.controller import AdaptiveDrafter
+from specjax.drafters.around import Around
 from specjax.drafters.eagle import EagleTreeDrafter
 from specjax.drafters.lookahead import LookaheadDrafter
 from specjax.drafters.medusa import MedusaDrafter
@@ -101,22 +102,8 @@ def random_table(seed: int, vocab_size: int, spread: float = 1.0, dtype: Any = n
 
 
 @dataclasses.dataclass(frozen=True)
-class ArgmaxDrafter:
+class ArgmaxDrafter(Around):
     """Proposes what another drafter proposes greedily, whatever the temperature: its q is one-hot."""
-
-    inner: Drafter
-
-    @property
-    def network(self) -> Any:
-        return self.inner.network  # type: ignore[attr-defined]
-
-    @property
-    def num_draft(self) -> int:
-        return self.inner.num_draft
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
 
     def init(self, params: Any, context: Context, prefix_width: int) -> Any:
         return self.inner.init(params, context, prefix_width)
