@@ -8,7 +8,7 @@ import jax
 from absl import flags
 
 from experiments import arms, measure
-from specjax import acceptance, controller, drafters, loading, rounds
+from specjax import acceptance, controller, drafters, loading, staged
 from specjax.drafters import BoundDrafter
 from specjax.loading import Model
 from specjax.models import heads_io
@@ -79,7 +79,7 @@ class _Sources(NamedTuple):
 
     def staged(self, num_draft: int, num_copied: int) -> BoundDrafter:
         inner = drafters.prompt_lookup(num_copied)
-        return drafters.staged(self.model(), inner, num_draft, rounds)
+        return staged.from_model(self.model(), inner, num_draft)
 
 
 class _Kind(NamedTuple):
@@ -142,9 +142,14 @@ def check() -> None:
         _parse(column)
 
 
+def needs_draft(column: str) -> bool:
+    """Whether a column needs a draft model."""
+    return _parse(column)[0].needs_draft
+
+
 def some_need_no_draft() -> bool:
     """Whether a column does without a draft model."""
-    return any(not _parse(column)[0].needs_draft for column in columns())
+    return not all(map(needs_draft, columns()))
 
 
 def all_alike(column: str) -> bool:
@@ -153,7 +158,7 @@ def all_alike(column: str) -> bool:
 
 
 def has_alpha(column: str, sampled: bool, rule: AcceptanceRule) -> bool:
-    """Whether alpha means anything there: for chains under the token-wise rule that are sure to draft."""
+    """Whether alpha means anything there: for chains that do not adapt, under the token-wise rule."""
     return (
         not column.startswith(_ADAPTIVE)
         and not _parse(column)[0].is_tree

@@ -147,7 +147,8 @@ def identity(target: Model, draft: Model, num_pairs: int) -> dict[str, Any]:
         "target": _TARGET.value, "target_fingerprint": heads_io.fingerprint(target.params),
         "draft": _DRAFT.value, "draft_fingerprint": heads_io.fingerprint(draft.params),
         **training_data.fingerprint(), "splits": _SPLITS.value,
-        "arms": _ARMS.value, "num_pairs": num_pairs, "batch_size": _BATCH_SIZE.value,
+        "arms": _ARMS.value, "num_pairs": num_pairs, 
+        "num_held_out": _NUM_HELD_OUT.value, "batch_size": _BATCH_SIZE.value,
         "buckets": [list(shape) for shape in training_data.shapes()], "learning_rate": _RATE.value,
         "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
     }  # fmt: skip

@@ -26,9 +26,9 @@ from specjax.drafters.eagle import EagleTreeDrafter
 from specjax.drafters.lookahead import LookaheadDrafter
 from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.drafters.staged import StagedDrafter
 from specjax.draws import Stream
 from specjax.sampling import Sampling
+from specjax.staged import StagedDrafter
 from specjax.types import Context, Draft, Drafter, Draws, Layout, Round
 
 NUM_CONTEXTS = 1009  # a prime: rows of a table

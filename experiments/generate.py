@@ -60,7 +60,7 @@ _PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=1)
 _TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of refusing them.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
@@ -90,13 +90,13 @@ def read_sources() -> list[str]:
 
 
 def build(
-    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float, seed: int = 0
 ) -> list[Request]:
-    """The batches of one arm."""
+    """The batches of one arm; `seed` is added to --seed."""
     return arms.requests(
         target, drafter, sources, batch_size=_BATCH_SIZE.value, sampling=options.sampling(temperature),
         rule=options.rule(),
-        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value, truncate=_TRUNCATE.value,
+        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value + seed, truncate=_TRUNCATE.value,
     )  # fmt: skip
 
 
@@ -128,7 +128,8 @@ def show_rounds(
     console: Console, target: Model, drafter: BoundDrafter, sources: Sequence[str], temperature: float
 ) -> None:
     """Draws the rounds of the first --show_rounds sources."""
-    requests = [build(target, drafter, [source], temperature)[0] for source in sources[: _ROUNDS.value]]
+    shown = enumerate(sources[: _ROUNDS.value])
+    requests = [build(target, drafter, [source], temperature, i)[0] for i, source in shown]
     first = _OUTPUT.value and hosts.is_first()
     path = pathlib.Path(_OUTPUT.value) / f"rounds_t{temperature:g}.html" if first else None
     sampled = not sampling.is_greedy(temperature)
@@ -209,7 +210,7 @@ def once(
 ) -> tuple[list[dict], list[str]]:
     """Every source once, by the first of --num_draft and --temperature."""
     column, temperature = columns.columns()[0], float(_TEMPERATURE.value[0])
-    drafter = columns.drafter(target, draft, column) if draft or columns.some_need_no_draft() else None
+    drafter = columns.drafter(target, draft, column) if draft or not columns.needs_draft(column) else None
     journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
     if journal is not None:
         console.print(

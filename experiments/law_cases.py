@@ -23,8 +23,8 @@ from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.drafters.staged import StagedDrafter, StagedParams
 from specjax.sampling import Sampling
+from specjax.staged import StagedDrafter, StagedParams
 from specjax.types import AcceptanceRule, Drafter
 
 SOURCE = np.array([2, 1, 0])
@@ -81,7 +81,7 @@ class Case:
             "eagle_tree": lambda: EagleTreeDrafter(heads, num_draft, max_depth=2, num_expanded=2),
             "one_pass": lambda: OnePassDrafter(heads, num_draft),
             "lookahead": lambda: LookaheadDrafter(num_draft, ngram=3, num_candidates=1, pool_size=3),
-            "staged": lambda: StagedDrafter(network, num_draft, ModelDrafter(network, 1), rounds),
+            "staged": lambda: StagedDrafter(network, num_draft, ModelDrafter(network, 1)),
         }
         drafter: Any = ModelDrafter(network, num_draft)
         if self.is_tree or set(self.branching) != {1}:

@@ -46,11 +46,11 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table
 
 NUM_CONTROLS = len({(bug.shows == "greedy", bug.case) for bug in planted_bugs.BUGS.values()})
 REJECT_BELOW = 1e-3  # p-value, divided by the number of tests
-SMALL = 1000  # draws of the Korean summary's test
+SMALL = 1000  # draws of the test in the Korean summary of the paper (see experiments/results/README.md)
 
-# rule as --rule has it, drafted (K or a tree), options
 LOSSY_SHARE = 8  # a lossy rule is seen with so many times fewer draws
 
+# rule as --rule has it, drafted (K or a tree), options
 TESTS = (
     ("speculative", "2", Sampling()),
     ("speculative", "2", Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.3)),

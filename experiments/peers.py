@@ -37,7 +37,7 @@ _NUM_EXAMPLES = flags.DEFINE_integer(
 )
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries beside our own.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and peers.png.")
 
 PLAIN = "specjax, target alone"

@@ -24,8 +24,8 @@ from experiments.law_cases import Case
 from specjax import acceptance, cache, draws, rounds, sampling, tree
 from specjax.drafters import chain, model, model_tree
 from specjax.drafters.medusa import MedusaDrafter
-from specjax.drafters.staged import _Recorder
 from specjax.sampling import Sampling
+from specjax.staged import _Recorder
 from specjax.types import Context
 
 CHAIN = Case(eos_ids=(2,), limit=3)  # a cut at the limit, an end token, full acceptance

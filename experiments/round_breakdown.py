@@ -33,7 +33,7 @@ _DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts, two rows each:
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Slots for output.", lower_bound=0)
 _NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and round_breakdown.png.")
 
 NUM_STORED = 64  # positions of stored logits: each call reads on, so that no call repeats the one before

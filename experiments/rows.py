@@ -50,7 +50,7 @@ def compare(
       references: for the quality, or None.
       has_alpha: whether alpha means anything: chains under the token-wise rule.
       all_alike: whether every round drafts K tokens, so that one round's parts stand for all.
-      num_timed: sources in a timed turn, at most.
+      num_timed: sources in a timed turn, at most; whole batches are timed.
       repeats: timed turns; 0 times nothing.
     """
     num_rows, batch_size = len(plain.generation.length), plain.batch_size
@@ -70,7 +70,7 @@ def compare(
     num_requests = -(-num_timed // batch_size)
     both = (arm.batches[:num_requests] for arm in (plain, speculative))
     timing = arms.time_arms(*both, num_rows, repeats, console)
-    row |= {"num_timed": min(num_timed, num_rows), **times(timing), **end_to_end(timing)}
+    row |= {"num_timed": min(num_requests * batch_size, num_rows), **times(timing), **end_to_end(timing)}
     if all_alike:
         costs = arms.round_costs(speculative.batches[0], plain.sampled, console)
         row |= parts(timing, costs, speculative.batches[0].program.max_depth)

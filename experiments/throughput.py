@@ -27,8 +27,8 @@ _TASK = tasks.define_task()
 _SPLIT = flags.DEFINE_string("split", "test", "Which sources.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Rows decoded together; a line of the table each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Limit of a row.", lower_bound=0)
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=0)
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Limit of a row.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and throughput.png.")
 
 

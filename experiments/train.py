@@ -185,7 +185,10 @@ def identity() -> dict[str, Any]:
     """What a run that is resumed must share with the one that was stopped, besides its data's settings."""
     files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    run = {"splits": _SPLITS.value, "export_by": _EXPORT_BY.value, "train_targets": hashes}
+    run = {
+        "splits": _SPLITS.value, "export_by": _EXPORT_BY.value, "train_targets": hashes,
+        "num_validation": _NUM_VALIDATION.value, "bleu_examples": _BLEU.value,
+    }  # fmt: skip
     return training_data.fingerprint() | run
 
 

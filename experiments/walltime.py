@@ -34,12 +34,12 @@ _NUM_NEW = flags.DEFINE_integer(
     "max_num_new", 16, "A target call on N tokens, for N = 1 to this.", lower_bound=1
 )
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=0)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
 _NUM_RUNS = flags.DEFINE_integer(
     "num_runs", 8, "Runs in a timed turn, each with coins of its own.", lower_bound=1
 )
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
 
 

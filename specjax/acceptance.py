@@ -264,7 +264,7 @@ def greedy(draft: Draft, target_ids: jax.Array) -> Verdict:
 def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Verdict:
     """Keeps the longest path on which all `passed` `[B, N]`, the first of several, then the id there."""
     above = tree_lib.ancestors(tree_lib.of(draft))
-    whole = (above <= jnp.pad(passed, ((0, 0), (1, 0)), constant_values=True)[:, None]).all(-1)
+    whole = jnp.pad(tree_lib.whole(above, passed), ((0, 0), (1, 0)), constant_values=True)
     depth = tree_lib.depths_of(above)
     num_accepted = jnp.where(whole, depth, -1).max(1)
     last = jnp.argmax(whole & (depth == num_accepted[:, None]), axis=1)

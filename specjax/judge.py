@@ -52,7 +52,7 @@ def judge(
 
     Args:
       program: static.
-      width: drafts that the call has room for: N, or, for a tree, 0. Static.
+      width: drafts that the call has room for, one of `program.widths`. Static.
       target_params, cache: of the target; the cache holds all committed tokens but the last.
       context: before the round.
       draft: what was proposed; of a chain no more than `width` tokens.

@@ -143,14 +143,36 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     if program.drafter is None:
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, context, draws)
+    num_ids = context.options.num_ids or program.target.vocab_size
+    _check_draft(program, draft, num_ids)
     # Nothing follows an end token, nor an id that does not exist.
     is_eos = _is_eos(program, draft.tokens)
-    unknown = draft.tokens >= (context.options.num_ids or program.target.vocab_size)
+    unknown = draft.tokens >= num_ids
     if draft.tree is not None:
         return _cut_tree(draft, is_eos, unknown, context.draft_budget), drafter_state
     useful = jnp.minimum(_first(is_eos) + 1, _first(unknown))
     num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, context.draft_budget), useful).astype(jnp.int32)
     return draft.replace(num_drafted=num_drafted), drafter_state
+
+
+def _check_draft(program: Program, draft: Draft, num_ids: int) -> None:
+    """Refuses arrays of other shapes than `types.Draft` says; seen while tracing, so it costs nothing.
+
+    Raises:
+      ValueError: the field is named.
+    """
+    num_rows = len(draft.num_drafted)
+    found: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    found["tokens"] = (draft.tokens.shape, (num_rows, program.num_draft))
+    if draft.probs is not None:
+        found["probs"] = (draft.probs.shape, (num_rows, draft.probs.shape[1], num_ids))
+    if draft.tree is not None:
+        found["tree.parents"] = (draft.tree.parents.shape, draft.tokens.shape)
+        found["tree.valid"] = (draft.tree.valid.shape, draft.tokens.shape)
+    for name, (shape, wanted) in found.items():
+        if shape != wanted:
+            name = f"{type(program.drafter).__name__} drafted {name}"
+            raise ValueError(f"{name} of shape {shape}: give {wanted}, see `specjax.types.Draft`")
 
 
 def _first(found: jax.Array) -> jax.Array:
@@ -169,8 +191,8 @@ def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.A
     depth = tree_lib.depths_of(above)[:, 1:]
     itself = jnp.eye(above.shape[1], dtype=bool)[None]
     ended = ((above & ~itself)[:, 1:, 1:] & is_eos[:, None]).any(-1)
-    unknown = (above[:, 1:, 1:] & unknown[:, None]).any(-1)
-    return tree_lib.keep_nodes(draft, (depth <= budget[:, None]) & ~ended & ~unknown)
+    known = tree_lib.whole(above, ~unknown)
+    return tree_lib.keep_nodes(draft, (depth <= budget[:, None]) & ~ended & known)
 
 
 def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:

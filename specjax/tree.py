@@ -75,6 +75,11 @@ def ancestors(tree: Tree) -> jax.Array:
     return above
 
 
+def whole(above: jax.Array, kept: jax.Array) -> jax.Array:
+    """`[B, N] bool`: nodes that are `kept` `[B, N]` with all that is above them, by their `ancestors`."""
+    return (above[:, 1:, 1:] <= kept[:, None]).all(-1)
+
+
 def depths_of(above: jax.Array) -> jax.Array:
     """`[B, N + 1] int32`, edges from the root to each call position, from its `ancestors`."""
     return above.sum(-1, dtype=jnp.int32) - 1

@@ -9,13 +9,13 @@ import pytest
 
 from experiments import exact_law
 from experiments.toy_heads import ToyHeads
-from specjax import acceptance, controller, decode, drafters, rounds
+from specjax import acceptance, controller, decode, drafters
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.drafters.staged import StagedParams
 from specjax.request import prepare
 from specjax.sampling import Sampling
+from specjax.staged import StagedDrafter, StagedParams
 
 V = 5
 NETWORK = exact_law.ToyNetwork(V)
@@ -55,7 +55,7 @@ ADAPTED = {
     "eagle": adapted(drafters.EagleDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
     "one_pass": adapted(drafters.OnePassDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
     "staged": adapted(
-        drafters.StagedDrafter(NETWORK, 4, ModelDrafter(NETWORK, 1), rounds), StagedParams(DRAFT, TARGET),
+        StagedDrafter(NETWORK, 4, ModelDrafter(NETWORK, 1)), StagedParams(DRAFT, TARGET),
         CHAIN_COSTS,
     ),
     "model tree": adapted(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT, {4: 1.5}),

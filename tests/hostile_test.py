@@ -1,5 +1,6 @@
 """What is asked for wrongly is refused with a sentence that names it; nothing is left half-written."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import acceptance, controller, drafters, sharding
+from specjax.drafters.model import ModelDrafter
 from specjax.models import convert, heads, heads_io
 from tests.text_model import CONFIG, PROMPTS, Letters, random_model
 
@@ -86,10 +88,7 @@ OTHERS = {
     "heads that were not loaded": (lambda: drafters.eagle("captions-eagle"), "heads='captions-eagle': load"),
     "lookahead by unigrams": (lambda: drafters.lookahead(5, 1, 3), "ngram=1"),
     "inner drafter that is none": (
-        lambda: drafters.staged(random_model(1), 3, 5, specjax.decode), "inner=3: give one of",
-    ),
-    "engine that is none": (
-        lambda: drafters.staged(random_model(1), drafters.prompt_lookup(2), 5, None), "engine=None",
+        lambda: specjax.staged.from_model(random_model(1), 3), "inner=3: give one of",
     ),
     "text as a tree": (lambda: drafters.tree_from_model(random_model(1), "3x2"), "branching='3x2'"),
     "half an n-gram": (lambda: drafters.prompt_lookup(4, 2.5), "max_ngram=2.5"),
@@ -221,3 +220,19 @@ def test_vocabularies_that_do_not_match(target):
     other = random_model(1, Letters([*"<>?", *"abcdefghijklmnopqrstuvwxyz .!"]))
     with pytest.raises(ValueError, match="the draft's tokenizer differs"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Misshapen(ModelDrafter):
+    """A drafter that somebody wrote: its q is of another vocabulary."""
+
+    def propose(self, params, cache, context, draws):
+        draft, cache = super().propose(params, cache, context, draws)
+        return draft.replace(probs=draft.probs[..., :-1]), cache
+
+
+def test_a_draft_of_the_wrong_shape_is_named(target):
+    drafter = drafters.BoundDrafter(Misshapen(target.network, 2), target.params)
+    words = rf"Misshapen drafted probs of shape \(2, 2, {CONFIG.vocab_size - 1}\): give"
+    with pytest.raises(ValueError, match=words):
+        specjax.generate(target, PROMPTS[:2], drafter=drafter, sampling=Sampling())

@@ -167,9 +167,9 @@ def load(task: Task, split: str, data_dir: str | pathlib.Path, *, download: bool
       ImportError, RuntimeError: from preparing, see `prepared.prepare`.
     """
     root, dataset = pathlib.Path(data_dir), task.dataset
-    if download and dataset is None:
-        raise ValueError("download=True, but this task has no dataset to download: use its files")
-    if download and dataset:
+    if download:
+        if dataset is None:
+            raise ValueError("download=True, but this task has no dataset to download: use its files")
         prepared.prepare(dataset, root, f"Alternatives: {_alternatives(task, root)}.")
     if dataset and dataset.is_prepared(root):
         view = _View(task, prepared.read(dataset, root, split))

@@ -10,7 +10,6 @@ from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.drafters.staged import StagedDrafter, StagedParams
 from specjax.types import Drafter, Params
 
 
@@ -39,8 +38,8 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> B
     Raises:
       ValueError: `num_draft` is below 1.
     """
-    _check_num_draft(num_draft)
-    _check_draft(draft)
+    check_num_draft(num_draft)
+    check_draft(draft)
     drafter = ModelDrafter(draft.network, num_draft, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
@@ -59,7 +58,7 @@ def tree_from_model(
     Raises:
       ValueError: `branching` is empty or holds a number below 1.
     """
-    _check_draft(draft)
+    check_draft(draft)
     drafter = ModelTreeDrafter(draft.network, _branching(branching), with_replacement, share_encoder)
     return BoundDrafter(drafter, draft.params, draft.tokenizer)
 
@@ -70,7 +69,7 @@ def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) ->
     Raises:
       ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.
     """
-    _check_num_draft(num_draft)
+    check_num_draft(num_draft)
     _check_whole(max_ngram=max_ngram, min_ngram=min_ngram)
     if not 1 <= min_ngram <= max_ngram:
         raise ValueError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: give 1 <= min_ngram <= max_ngram")
@@ -95,7 +94,7 @@ def eagle(heads: Any, num_draft: int = 4) -> BoundDrafter:
       ValueError: heads of another kind; `num_draft` is below 1.
     """
     _check_heads(heads, "eagle", 1)
-    _check_num_draft(num_draft)
+    check_num_draft(num_draft)
     return BoundDrafter(EagleDrafter(heads.network, num_draft), heads.params)
 
 
@@ -122,7 +121,7 @@ def one_pass(heads: Any, num_draft: int = 5) -> BoundDrafter:
     Raises:
       ValueError: heads of another kind, or trained for fewer tokens; `num_draft` is below 1.
     """
-    _check_num_draft(num_draft)
+    check_num_draft(num_draft)
     _check_heads(heads, "one_pass", num_draft)
     return BoundDrafter(OnePassDrafter(heads.network, num_draft), heads.params)
 
@@ -141,40 +140,7 @@ def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> 
     return BoundDrafter(LookaheadDrafter(num_columns, ngram, num_candidates), None)
 
 
-def staged(draft: Any, inner: BoundDrafter, num_draft: int, engine: Any) -> BoundDrafter:
-    """A loaded model that is itself decoded speculatively, with `inner` as its drafter.
-
-    Args:
-      draft: the model.
-      inner: of `from_model` or `prompt_lookup`.
-      num_draft: K.
-      engine: the module `specjax.rounds`.
-
-    Raises:
-      ValueError: an inner drafter of another kind; `num_draft` is below 1.
-    """
-    _check_draft(draft)
-    _check_num_draft(num_draft)
-    if not hasattr(engine, "one_round"):
-        raise ValueError(f"engine={engine!r}: give the module specjax.rounds")
-    if not isinstance(inner, BoundDrafter):
-        raise ValueError(f"inner={inner!r:.80}: give one of drafters.from_model or drafters.prompt_lookup")
-    if not isinstance(inner.drafter, (ModelDrafter, PromptLookupDrafter)):
-        raise ValueError(f"inner={type(inner.drafter).__name__}: give one of from_model or prompt_lookup")
-    theirs = getattr(getattr(inner.drafter, "network", draft.network), "vocab_size", None)
-    if theirs != draft.network.vocab_size:
-        raise ValueError(
-            f"inner has a vocabulary of {theirs}, the draft {draft.network.vocab_size}: they must share one"
-        )
-    if None not in (inner.tokenizer, draft.tokenizer) and (
-        inner.tokenizer.get_vocab() != draft.tokenizer.get_vocab()
-    ):
-        raise ValueError("inner has another tokenizer than the draft: they must share one")
-    drafter = StagedDrafter(draft.network, num_draft, inner.drafter, engine)
-    return BoundDrafter(drafter, StagedParams(draft.params, inner.params), draft.tokenizer)
-
-
-def _check_num_draft(num_draft: Any) -> None:
+def check_num_draft(num_draft: Any) -> None:
     if not isinstance(num_draft, int) or num_draft < 1:
         raise ValueError(
             f"num_draft={num_draft!r}: must be at least 1, a whole number; drafter=None decodes plainly"
@@ -194,7 +160,7 @@ def _branching(branching: Any) -> tuple[int, ...]:
     return tuple(branching)
 
 
-def _check_draft(draft: Any) -> None:
+def check_draft(draft: Any) -> None:
     if not all(hasattr(draft, part) for part in ("network", "params", "tokenizer")):
         raise ValueError(f"draft={draft!r:.80}: load it first, draft = specjax.load(...)")
 
@@ -216,6 +182,6 @@ def _check_heads(heads: Any, kind: str, depth: int) -> None:
 
 __all__ = [
     "BoundDrafter", "EagleDrafter", "EagleTreeDrafter", "LookaheadDrafter", "MedusaDrafter", "ModelDrafter",
-    "ModelTreeDrafter", "OnePassDrafter", "PromptLookupDrafter", "StagedDrafter", "eagle", "eagle_tree",
-    "from_model", "lookahead", "medusa", "one_pass", "prompt_lookup", "staged", "tree_from_model",
+    "ModelTreeDrafter", "OnePassDrafter", "PromptLookupDrafter", "eagle", "eagle_tree",
+    "from_model", "lookahead", "medusa", "one_pass", "prompt_lookup", "tree_from_model",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree as tree_lib
+from specjax.drafters.branching import Branching
 from specjax.drafters.wanted import draft_if_wanted, nothing_like
 from specjax.types import Context, Draft, Draws, Params, Round
 
@@ -35,7 +36,7 @@ class MedusaState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaDrafter:
+class MedusaDrafter(Branching):
     """Drafts a tree of the heads' likeliest tokens: a node of depth d has the first of head d as children.
 
     They are not drawn: their q is one-hot, and above temperature 0 x is accepted with probability p(x).
@@ -50,21 +51,6 @@ class MedusaDrafter:
     """
 
     network: AheadNetwork
-    branching: tuple[int, ...]
-    drafts_trees = True
-
-    def __post_init__(self) -> None:
-        tree_lib.check_branching(self.branching)
-
-    @property
-    def num_draft(self) -> int:
-        """Nodes of the tree."""
-        return tree_lib.level_starts(self.branching)[-1] - 1
-
-    @property
-    def max_depth(self) -> int:
-        """Levels of the tree."""
-        return len(self.branching)
 
     @property
     def widths(self) -> tuple[int, ...]:

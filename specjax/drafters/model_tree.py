@@ -14,13 +14,14 @@ from specjax import cache as cache_lib
 from specjax import sampling
 from specjax import tree as tree_lib
 from specjax.drafters import chain, model
+from specjax.drafters.branching import Branching
 from specjax.drafters.wanted import draft_if_wanted
 from specjax.draws import Stream
-from specjax.types import Context, Draft, Draws, Network, Params, Round, Tree
+from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelTreeDrafter:
+class ModelTreeDrafter(Branching):
     """Draws a tree from a draft model. Its state is that model's cache.
 
     Greedy rows get the most likely tokens as siblings. Between rounds the cache holds all
@@ -37,23 +38,8 @@ class ModelTreeDrafter:
     """
 
     network: Network
-    branching: tuple[int, ...]
     with_replacement: bool = False
     share_encoder: bool = False
-    drafts_trees = True
-
-    def __post_init__(self) -> None:
-        tree_lib.check_branching(self.branching)
-
-    @property
-    def num_draft(self) -> int:
-        """Nodes of the tree."""
-        return tree_lib.level_starts(self.branching)[-1] - 1
-
-    @property
-    def max_depth(self) -> int:
-        """Levels of the tree."""
-        return len(self.branching)
 
     def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
@@ -111,7 +97,7 @@ class ModelTreeDrafter:
             tokens = tokens.at[:, last - 1 : last - 1 + children.shape[1]].set(children)
             valid.append(drawn)
             q += [] if probs is None else [probs]
-        tree = tree.replace(valid=_with_ancestors(jnp.concatenate(valid, axis=1), tree))
+        tree = tree.replace(valid=tree_lib.whole(tree_lib.ancestors(tree), jnp.concatenate(valid, axis=1)))
         probs = jnp.concatenate(q, axis=1) if q else None
         return tree_lib.draft(tree, tokens, probs, self.with_replacement), cache
 
@@ -155,8 +141,3 @@ class ModelTreeDrafter:
         cache = cache_lib.keep_path(cache, round.root, round.verdict.path)
         num_kept = jnp.minimum(round.verdict.num_accepted, self.max_depth - 1)
         return cache_lib.trim(cache, jnp.minimum(round.root + 1 + num_kept, round.context.length - 1))
-
-
-def _with_ancestors(valid: jax.Array, tree: Tree) -> jax.Array:
-    """A node is there only if those above it are: `[B, N] bool`."""
-    return (tree_lib.ancestors(tree)[:, 1:, 1:] <= valid[:, None]).all(-1)

@@ -58,7 +58,7 @@ def generate_targets(
       max_new_tokens: outputs that are longer are cut there.
       batch_size: rows decoded together.
       num_ids: see `make_teacher`.
-      drafter: speculation, which changes nothing but the time.
+      drafter: speculation: the law stays, and at temperature 0 the ids.
       on_progress: called with the pairs done so far and the tokens emitted; first before it begins.
     """
     config = network.config  # type: ignore[attr-defined]
@@ -72,12 +72,14 @@ def generate_targets(
             seed=seed + np.asarray(these), num_ids=num_ids, **config.special_ids,
         )  # fmt: skip
 
+    place = getattr(network, "cache_sharding", None)
+    mesh = place and place.mesh
     targets: dict[int, list[int]] = {}
     num_emitted = 0
     on_progress(0, num_emitted)
     for finished in corpus.decode_all(
         request, [len(pair.source) for pair in pairs], data.SOURCE_BUCKETS, batch_size,
-        corpus.eighth(batch_size),
+        corpus.eighth(batch_size, mesh),
     ):  # fmt: skip
         tokens, lengths = finished.generation.tokens, finished.generation.length
         for index, row, length in zip(finished.indices, tokens, lengths, strict=True):

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.exact_law import GARBAGE
 from specjax import cache as cache_lib
-from specjax import decode, rounds
+from specjax import decode
 from specjax import tree as tree_lib
 from specjax.controller import AdaptiveDrafter
 from specjax.drafters.eagle import EagleDrafter, EagleTreeDrafter
@@ -19,7 +19,7 @@ from specjax.drafters.model import ModelDrafter
 from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.drafters.staged import StagedDrafter, StagedParams
+from specjax.staged import StagedDrafter, StagedParams
 from specjax.types import Tree
 
 V, LENGTH = 7, 30
@@ -89,8 +89,8 @@ DRAFTERS = {
     "one_pass": OnePassDrafter(NETWORK, 3),
     "lookahead": LookaheadDrafter(3, ngram=4, num_candidates=2),
     "prompt_lookup": PromptLookupDrafter(3, max_ngram=2),
-    "staged, a model drafts": StagedDrafter(NETWORK, 3, ModelDrafter(NETWORK, 2), rounds),
-    "staged, copies draft": StagedDrafter(NETWORK, 3, PromptLookupDrafter(2), rounds),
+    "staged, a model drafts": StagedDrafter(NETWORK, 3, ModelDrafter(NETWORK, 2)),
+    "staged, copies draft": StagedDrafter(NETWORK, 3, PromptLookupDrafter(2)),
 }
 WARM_UP = {"lookahead": 12, "prompt_lookup": 12}  # tokens until both rows are in their cycles, and those seen
 

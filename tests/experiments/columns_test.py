@@ -9,7 +9,8 @@ from absl import flags
 from experiments import arms, columns, exact_law
 from specjax import acceptance
 from specjax.controller import AdaptiveDrafter
-from specjax.drafters import LookaheadDrafter, ModelDrafter, ModelTreeDrafter, StagedDrafter
+from specjax.drafters import LookaheadDrafter, ModelDrafter, ModelTreeDrafter
+from specjax.staged import StagedDrafter
 
 MODEL = types.SimpleNamespace(
     network=exact_law.ToyNetwork(5), params={"embedding": jnp.zeros((5, 1))}, tokenizer=None

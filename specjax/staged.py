@@ -13,12 +13,21 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import acceptance
+from specjax import acceptance, rounds
 from specjax import cache as cache_lib
-from specjax.drafters import chain, model
+from specjax.drafters import (
+    BoundDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    chain,
+    check_draft,
+    check_num_draft,
+    model,
+)
 from specjax.drafters.around import Around
 from specjax.drafters.wanted import draft_if_wanted
 from specjax.draws import Stream
+from specjax.program import AllParams, LoopState, Program
 from specjax.types import Context, Draft, Draws, Network, Params, Round
 
 
@@ -88,13 +97,11 @@ class StagedDrafter:
       network: the draft model. Static.
       num_draft: K.
       inner: drafts chains for it: a `ModelDrafter` or a `PromptLookupDrafter`.
-      engine: the module `specjax.rounds`, which runs a round; it is handed in, since it lies above.
     """
 
     network: Network
     num_draft: int
     inner: Any
-    engine: Any
 
     @property
     def max_depth(self) -> int:
@@ -138,25 +145,25 @@ class StagedDrafter:
         wanted: jax.Array,
         state: StagedState,
     ) -> tuple[Draft, StagedState]:
-        num_rows, depth, engine = len(context.length), self.num_draft, self.engine
-        program = engine.Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
+        num_rows, depth = len(context.length), self.num_draft
+        program = Program(self.network, _Recorder(self.inner), acceptance.speculative, depth, 1, (), 0)
         probs = self._empty(params, state, context, draws).probs
         zero = jnp.zeros(num_rows, jnp.int32)
         room = jnp.minimum(wanted, context.draft_budget)
-        first = engine.LoopState.begin(
+        first = LoopState.begin(
             program,
             _lengthened(context, depth, context.encoded).replace(room=room),
             self._caught_up(params, state.cache, context),
             _RecordState(state.inner, probs, zero),
             seeds=zero.astype(jnp.uint32),
         )
-        all_params = engine.AllParams(params.draft, params.inner)
+        all_params = AllParams(params.draft, params.inner)
         streams = len(Stream) * (self.inner.num_draft + 1)
 
         def body(carry: tuple) -> tuple:
             index, inner_state = carry
             inner_draws = None if draws is None else _InnerDraws(draws, index * streams)
-            return index + 1, engine.one_round(program, all_params, inner_state, inner_draws)
+            return index + 1, rounds.one_round(program, all_params, inner_state, inner_draws)
 
         running = lambda carry: carry[1].running.any()  # noqa: E731
         _, done = jax.lax.while_loop(running, body, (jnp.asarray(0, jnp.int32), first))
@@ -187,7 +194,43 @@ class StagedDrafter:
         return state.replace(cache=cache, inner=self.inner.commit(params.inner, state.inner, round))
 
 
+def from_model(draft: Any, inner: BoundDrafter, num_draft: int = 5) -> BoundDrafter:
+    """A loaded model that is itself decoded speculatively, with `inner` as its drafter.
+
+    Args:
+      draft: of `specjax.load`.
+      inner: of `drafters.from_model` or `drafters.prompt_lookup`.
+      num_draft: K, tokens of the model a round.
+
+    Raises:
+      ValueError: an inner drafter of another kind, or one that does not fit; `num_draft` is below 1.
+    """
+    check_draft(draft)
+    check_num_draft(num_draft)
+    if not isinstance(inner, BoundDrafter):
+        raise ValueError(f"inner={inner!r:.80}: give one of drafters.from_model or drafters.prompt_lookup")
+    if not isinstance(inner.drafter, (ModelDrafter, PromptLookupDrafter)):
+        raise ValueError(f"inner={type(inner.drafter).__name__}: give one of from_model or prompt_lookup")
+    theirs: Any = getattr(inner.drafter, "network", draft.network)
+    ours = draft.network
+    if theirs.vocab_size != ours.vocab_size:
+        raise ValueError(
+            f"inner has a vocabulary of {theirs.vocab_size}, the draft {ours.vocab_size}: they must share one"
+        )
+    if getattr(inner.drafter, "share_encoder", False) and theirs.encoded_width != ours.encoded_width:
+        raise ValueError(
+            f"share_encoder=True, but inner is {theirs.encoded_width} wide and the draft's encoder output "
+            f"{ours.encoded_width}: share_encoder=False gives inner an encoder of its own"
+        )
+    if None not in (inner.tokenizer, draft.tokenizer) and (
+        inner.tokenizer.get_vocab() != draft.tokenizer.get_vocab()
+    ):
+        raise ValueError("inner has another tokenizer than the draft: they must share one")
+    drafter = StagedDrafter(draft.network, num_draft, inner.drafter)
+    return BoundDrafter(drafter, StagedParams(draft.params, inner.params), draft.tokenizer)
+
+
 def _lengthened(context: Context, num_draft: int, encoded: jax.Array) -> Context:
-    """The context as the draft sees it: its own encoder output, and room for a round's tokens."""
+    """The context as the draft sees it: with that encoder output, and room for a round's tokens."""
     tokens = jnp.pad(context.tokens, ((0, 0), (0, num_draft)))
     return context.replace(tokens=tokens, encoded=encoded)
