@@ -31,6 +31,9 @@ SOURCE = np.array([2, 1, 0])
 WARM = Sampling(temperature=0.6)
 
 
+NUM_SLOTS = 20  # of every case, since eager primitives are compiled once for each shape
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """An enumeration.
@@ -99,8 +102,9 @@ class Case:
 
     def program(self) -> rounds.Program:
         """What runs."""
-        target = exact_law.ToyNetwork(self.vocab_size)
-        return rounds.Program(target, self.drafter(), self.rule(), 8, len(self.prefix), self.eos_ids, 0)
+        target, drafter = exact_law.ToyNetwork(self.vocab_size), self.drafter()
+        bucket = NUM_SLOTS - 1 - len(self.prefix) - (drafter.num_draft if drafter else 0)
+        return rounds.Program(target, drafter, self.rule(), bucket, len(self.prefix), self.eos_ids, 0)
 
     def params(self, twin: bool = False) -> rounds.AllParams:
         """Tables of target and draft; the same one for both if `twin`."""
