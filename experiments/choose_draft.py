@@ -211,7 +211,8 @@ def main(argv: list[str]) -> None:
             console.print("none of them pays here: decode with the target alone")
         else:
             console.print(
-                f"predicted, not measured: `experiments.generate --draft={ranked[0]['draft']} "
+                f"predicted; `python -m experiments.generate --target={_TARGET.value} "
+                f"--draft={ranked[0]['draft']} --input={_INPUT.value} "
                 f"--num_draft={ranked[0]['num_draft']} --temperature={temperature:g}` measures it",
                 soft_wrap=True,
             )

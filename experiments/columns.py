@@ -139,7 +139,8 @@ def check() -> None:
     if not columns():
         raise ValueError("--num_draft is empty: give at least one, as in --num_draft=5")
     for column in columns():
-        _parse(column)
+        if min(_parse(column)[1]) < 1:
+            raise ValueError(f"--num_draft={column}: give numbers of at least 1")
 
 
 def needs_draft(column: str) -> bool:

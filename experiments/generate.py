@@ -120,7 +120,7 @@ def show_rows(
         )
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(texts[i])}[/bold]", highlight=False)
         console.print(f"  {same}, {generation.length[i]} tokens, {tau[i]:.2f} a target call", style="dim")
-    if len(sources) > _SHOW.value:
+    if 0 < _SHOW.value < len(sources):
         console.print(f"... and {len(sources) - _SHOW.value} more")
 
 
@@ -210,7 +210,8 @@ def once(
 ) -> tuple[list[dict], list[str]]:
     """Every source once, by the first of --num_draft and --temperature."""
     column, temperature = columns.columns()[0], float(_TEMPERATURE.value[0])
-    drafter = columns.drafter(target, draft, column) if draft or not columns.needs_draft(column) else None
+    asked = draft or not columns.needs_draft(column) or flags.FLAGS["num_draft"].present
+    drafter = columns.drafter(target, draft, column) if asked else None
     journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
     if journal is not None:
         console.print(
@@ -268,6 +269,8 @@ def main(argv: list[str]) -> None:
     columns.check()
     options.rule()
     temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
+    for temperature in temperatures:
+        options.sampling(temperature).lay_out(1)
     started = time.perf_counter()
     target, draft = load(console, mesh)
     sizes = [measure.num_params(m.params) / 1e6 for m in (target, draft) if m]

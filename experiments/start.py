@@ -19,6 +19,9 @@ def run(main: Callable[[list[str]], None]) -> None:
 
     def guarded(argv: list[str]) -> None:
         try:
+            if argv[1:]:
+                raise ValueError(f"{argv[1]!r} is no flag: flags begin with --, as in --input=FILE")
+            _check_output()
             main(argv)
         except (ValueError, OSError) as error:
             if _TRACEBACK.value:
@@ -27,6 +30,17 @@ def run(main: Callable[[list[str]], None]) -> None:
             sys.exit(2)
 
     app.run(guarded)
+
+
+def _check_output() -> None:
+    """Refuses an --output that cannot be a directory to write into, before anything is computed."""
+    given = flags.FLAGS["output"].value if "output" in flags.FLAGS else None
+    if not given:
+        return
+    path = pathlib.Path(given).absolute()
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"--output={given}: {there} is no directory that can be written: give another")
 
 
 def console() -> Console:

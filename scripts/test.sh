@@ -21,4 +21,4 @@ echo "test.sh: ruff"
 echo "test.sh: mypy"
 "$venv/bin/python" -m mypy specjax
 echo "test.sh: pytest"
-"$venv/bin/python" -m pytest -n 2 --dist loadgroup --durations=15 "$@"
+"$venv/bin/python" -m pytest -n 2 --dist loadfile --durations=15 "$@"

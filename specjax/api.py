@@ -74,6 +74,8 @@ def generate(
     _check_models(target, drafter)
     request_lib.check_kinds(None, rule, sampling)
     _check_count("num_samples", num_samples)
+    if sampling is not None:
+        sampling.lay_out(len(prompts))  # one per prompt, not per sample
     per_row = lambda value: _repeat(value, num_samples)  # noqa: E731
     source_ids, source_mask = encode_sources(target, prompts, truncate)
     prefix, prefix_length = texts.encode_prefixes(
@@ -135,7 +137,7 @@ def generate_all(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    refuse_unknown(unsupported.keys())
+    refuse_unknown(unsupported.keys(), "generate_all")
     prompts = texts.check_prompts(prompts)
     _check_models(target, drafter)
     _check_same_for_all(sampling, max_new_tokens)

@@ -82,15 +82,15 @@ _RANGES: dict[str, tuple[Any, float, bool, float]] = {
 }
 
 
-def refuse_unknown(names: Set[str]) -> None:
-    """Raises a ValueError that names all of `names`, if there are any."""
+def refuse_unknown(names: Set[str], what: str = "speculative decoding") -> None:
+    """Raises a ValueError that names all of `names`, if there are any, as unsupported by `what`."""
     supported = ", ".join(field.name for field in dataclasses.fields(Sampling))
     misplaced = sorted(name for name in names if name in _RANGES)
     if misplaced:
         raise ValueError(f"{', '.join(misplaced)}: give them as sampling=Sampling({misplaced[0]}=...)")
     if names:
         raise ValueError(
-            f"{', '.join(sorted(names))}: not supported with speculative decoding; leave out what is "
+            f"{', '.join(sorted(names))}: not supported with {what}; leave out what is "
             f"not among {supported} (in Sampling)"
         )
 

@@ -17,8 +17,6 @@ from specjax.draws import KeyDraws, Stream
 from specjax.sampling import Sampling
 from specjax.types import Draft, Options, Tree
 
-pytestmark = pytest.mark.xdist_group("laws")  # one process compiles what they share
-
 TELLING_P = np.array([0.2, 0.4, 0.3, 0.1])
 TELLING_Q = np.array([0.6, 0.25, 0.1, 0.05])
 

@@ -17,8 +17,6 @@ from specjax.request import prepare
 from specjax.sampling import Sampling
 from specjax.staged import StagedDrafter, StagedParams
 
-pytestmark = pytest.mark.xdist_group("controller")  # one process compiles what they share
-
 V = 5
 NETWORK = exact_law.ToyNetwork(V)
 TARGET, DRAFT = (jnp.asarray(exact_law.random_table(seed, V)) for seed in (0, 1))

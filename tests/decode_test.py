@@ -31,8 +31,6 @@ from tests.toy_batch import (
     generate,
 )
 
-pytestmark = pytest.mark.xdist_group("loop")  # one process compiles what they share
-
 FAST_K = (1, 3, 5)
 END_TOKENS = (argmax_path(0)[2], EOS)  # the same wherever rows end early: what they are is compiled in
 

@@ -20,8 +20,6 @@ from specjax.request import prepare
 from tests import meshes
 from tests.training import tiny
 
-pytestmark = pytest.mark.xdist_group("meshes")  # one process compiles what they share
-
 ALL = ["model", "tree", "eagle"]
 MESHES = {"2x4": ALL, "8x1": ["eagle"], "1x8": ["tree"]}
 

@@ -20,6 +20,8 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
       FileNotFoundError: neither `path` nor `path.gz` exists; both are named.
     """
     path = pathlib.Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a directory: give a text file")
     zipped = path if path.suffix == ".gz" else path.with_name(path.name + ".gz")
     if path.exists() and path.suffix != ".gz":
         content = path.read_bytes()

@@ -45,6 +45,13 @@ ASKED = {
         ("--target=t --temperature=warm --input={}/file", "--temperature=warm: give numbers"),
         ("--target=t --rule=fair --input={}/file", "--rule=fair: give one of"),
         ("--target=t --num_drafts=3", "Unknown command line flag 'num_drafts'"),
+        ("--target=t {}/file", "file' is no flag"),
+        (
+            "--target=t --input={}/file --output={}/file",
+            "--output=.*file is no directory that can be written",
+        ),
+        ("--target=t --input={}/file --num_draft=0", "--num_draft=0: give numbers of at least 1"),
+        ("--target=t --input={}/file --temperature=-1", "temperature=-1.0: must be at least 0"),
     ],
     "train": [
         ("", "--data_dir"),

@@ -18,8 +18,6 @@ from specjax.request import prepare
 from specjax.training import heads as heads_training
 from tests.tiny_t5 import random_params
 
-pytestmark = pytest.mark.xdist_group("heads")  # one process compiles what they share
-
 TARGET = t5.T5Config(24, 16, 4, 32, 4, 2, 3)
 IDS = tuple(range(1, 24, 2))
 SOURCE = np.array([[5, 6, 7, 1, 0], [9, 3, 8, 2, 1]])
