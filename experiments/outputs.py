@@ -42,7 +42,7 @@ def said(
       target_name: what the target was loaded from.
       path: of a JSON file, written whole or not at all.
       temperature, seed, max_new_tokens: of the outputs.
-      options: change nothing but the time.
+      options: the others; with a drafter the law stays, and at temperature 0 the ids.
     """
     sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
     asked = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
