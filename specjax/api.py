@@ -224,7 +224,7 @@ def _what_outputs_depend_on(
 def prepare(
     target: Model, source_ids: Any, source_mask: Any, *, drafter: BoundDrafter | None, **options: Any
 ) -> Request:
-    """`request_lib.prepare` with what the model says of its ids."""
+    """`request.prepare` with what the model says of its ids."""
     return request_lib.prepare(
         target.network, target.params, source_ids, source_mask,
         drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,

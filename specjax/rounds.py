@@ -144,7 +144,7 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
     draft, drafter_state = program.drafter.propose(params.drafter, state.drafter_state, context, draws)
     num_ids = context.options.num_ids or program.target.vocab_size
-    _check_draft(program, draft, num_ids)
+    _check_draft(program, draft, len(context.length), num_ids)
     # Nothing follows an end token, nor an id that does not exist.
     is_eos = _is_eos(program, draft.tokens)
     unknown = draft.tokens >= num_ids
@@ -155,15 +155,15 @@ def _propose(program: Program, params: AllParams, state: LoopState, draws: Any) 
     return draft.replace(num_drafted=num_drafted), drafter_state
 
 
-def _check_draft(program: Program, draft: Draft, num_ids: int) -> None:
+def _check_draft(program: Program, draft: Draft, num_rows: int, num_ids: int) -> None:
     """Refuses arrays of other shapes than `types.Draft` says; seen while tracing, so it costs nothing.
 
     Raises:
       ValueError: the field is named.
     """
-    num_rows = len(draft.num_drafted)
     found: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     found["tokens"] = (draft.tokens.shape, (num_rows, program.num_draft))
+    found["num_drafted"] = (draft.num_drafted.shape, (num_rows,))
     if draft.probs is not None:
         found["probs"] = (draft.probs.shape, (num_rows, draft.probs.shape[1], num_ids))
     if draft.tree is not None:
