@@ -23,10 +23,17 @@ T = TypeVar("T")
 
 
 def requests(
-    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], *, batch_size: int,
-    sampling: Sampling | None, max_new_tokens: int, seed: int, truncate: bool = False,
+    target: Model,
+    drafter: BoundDrafter | None,
+    sources: Sequence[str],
+    *,
+    batch_size: int,
+    sampling: Sampling | None,
+    max_new_tokens: int,
+    seed: int,
+    truncate: bool = False,
     rule: AcceptanceRule = acceptance.speculative,
-) -> list[Request]:  # fmt: skip
+) -> list[Request]:
     """One checked request per batch; the last is filled up with copies of the last source.
 
     All sources are padded to one width, so that there is one program to compile. A source's seed is
@@ -38,9 +45,15 @@ def requests(
     def request(first: int) -> Request:
         rows = slice(first, first + batch_size)
         return api.prepare(
-            target, ids[rows], mask[rows], drafter=drafter, rule=rule, sampling=sampling,
-            max_new_tokens=max_new_tokens, seed=np.arange(first, first + batch_size) + seed,
-        )  # fmt: skip
+            target,
+            ids[rows],
+            mask[rows],
+            drafter=drafter,
+            rule=rule,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            seed=np.arange(first, first + batch_size) + seed,
+        )
 
     return [request(first) for first in range(0, len(sources), batch_size)]
 
@@ -100,9 +113,8 @@ class Timing:
 
 
 def time_arms(
-    plain: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int,
-    console: Console,
-) -> Timing:  # fmt: skip
+    plain: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int, console: Console
+) -> Timing:
     """Times prefill and loop of every request, the arms taking turns.
 
     Tokens are those of the first `num_rows` rows: the rest fills up the last batch.

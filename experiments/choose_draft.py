@@ -49,9 +49,14 @@ def build(
 ) -> list[Request]:
     """The requests of one arm, a source each."""
     return arms.requests(
-        target, drafter, sources, batch_size=1, sampling=Sampling(temperature=temperature),
-        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value,
-    )  # fmt: skip
+        target,
+        drafter,
+        sources,
+        batch_size=1,
+        sampling=Sampling(temperature=temperature),
+        max_new_tokens=_MAX_NEW_TOKENS.value,
+        seed=_SEED.value,
+    )
 
 
 def own_outputs(
@@ -61,9 +66,15 @@ def own_outputs(
     source_ids, source_mask = api.encode_sources(target, sources)
     pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
     return outputs.generated(
-        console, target, pairs, f"the target's outputs at temperature {temperature:g}",
-        temperature=temperature, seed=_SEED.value, max_new_tokens=_MAX_NEW_TOKENS.value, batch_size=24,
-    )  # fmt: skip
+        console,
+        target,
+        pairs,
+        f"the target's outputs at temperature {temperature:g}",
+        temperature=temperature,
+        seed=_SEED.value,
+        max_new_tokens=_MAX_NEW_TOKENS.value,
+        batch_size=24,
+    )
 
 
 def acceptance_chances(
@@ -95,9 +106,15 @@ def acceptance_chances(
 
 
 def candidate(
-    console: Console, target: Model, name: str, draft: Model, temperature: float,
-    sources: Sequence[str], said: Sequence[data.Pair], verify: dict[int, float],
-) -> dict[str, Any]:  # fmt: skip
+    console: Console,
+    target: Model,
+    name: str,
+    draft: Model,
+    temperature: float,
+    sources: Sequence[str],
+    said: Sequence[data.Pair],
+    verify: dict[int, float],
+) -> dict[str, Any]:
     """One row: what a draft would bring at its best K."""
     greedy = sampling.is_greedy(temperature)
     with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
@@ -115,11 +132,18 @@ def candidate(
     best = max(speedups, key=lambda k: speedups[k])
     pays = speedups[best] > 1
     return {
-        "draft": name, "temperature": temperature, "million_params": measure.num_params(draft.params) / 1e6,
-        "expected_alpha": expected_alpha, "c": costs.c, "overhead": rest[best] - best * costs.c,
-        "num_draft": best, "verify_cost": verify[best], "tau": taus[best],
-        "predicted_speedup": speedups[best], "verdict": "pays" if pays else "does not pay",
-    }  # fmt: skip
+        "draft": name,
+        "temperature": temperature,
+        "million_params": measure.num_params(draft.params) / 1e6,
+        "expected_alpha": expected_alpha,
+        "c": costs.c,
+        "overhead": rest[best] - best * costs.c,
+        "num_draft": best,
+        "verify_cost": verify[best],
+        "tau": taus[best],
+        "predicted_speedup": speedups[best],
+        "verdict": "pays" if pays else "does not pay",
+    }
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
@@ -129,19 +153,27 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
     parts = {}
     for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
         parts[who] = analysis.memory(
-            model.config, num_params=measure.num_params(model.params), batch_size=1, num_source=num_source,
-            num_slots=_MAX_NEW_TOKENS.value + num_draft + 2, num_new=num_new, bytes_per_number=size,
-        )  # fmt: skip
+            model.config,
+            num_params=measure.num_params(model.params),
+            batch_size=1,
+            num_source=num_source,
+            num_slots=_MAX_NEW_TOKENS.value + num_draft + 2,
+            num_new=num_new,
+            bytes_per_number=size,
+        )
     same_width = draft.config.d_model == target.config.d_model
     encoder = measure.num_params({k: x for k, x in draft.params.items() if k.startswith("encoder")})
     saving = size * encoder / 2**20 if same_width else "not possible: widths differ"
     embedding = size * draft.params["embedding"].size / 2**20 if same_width else "not possible: widths differ"
     return {
-        "draft": name, "target_mib": parts["target"].total / 2**20, "draft_mib": parts["draft"].total / 2**20,
+        "draft": name,
+        "target_mib": parts["target"].total / 2**20,
+        "draft_mib": parts["draft"].total / 2**20,
         "caches_mib": sum(p.cache + p.cross for p in parts.values()) / 2**20,
         "logits_mib": sum(p.logits for p in parts.values()) / 2**20,
-        "shared_encoder_saves_mib": saving, "shared_embedding_saves_mib": embedding,
-    }  # fmt: skip
+        "shared_encoder_saves_mib": saving,
+        "shared_embedding_saves_mib": embedding,
+    }
 
 
 def run_measured(
@@ -159,9 +191,8 @@ def run_measured(
 
 
 def rank(
-    console: Console, target: Model, candidates: dict[str, Model], sources: Sequence[str],
-    temperature: float,
-) -> list[dict[str, Any]]:  # fmt: skip
+    console: Console, target: Model, candidates: dict[str, Model], sources: Sequence[str], temperature: float
+) -> list[dict[str, Any]]:
     """The rows of one temperature, the best candidate first."""
     said = own_outputs(console, target, sources, temperature)
     with console.status("timing target calls on K + 1 tokens"):
@@ -198,9 +229,10 @@ def main(argv: list[str]) -> None:
     console.print(f"{len(sources)} lines, batch 1, K of {', '.join(_NUM_DRAFT.value)}")
     num_source = max(len(target.tokenizer(source).input_ids) for source in sources)
     results.show_lines(
-        console, "memory at batch 1",
+        console,
+        "memory at batch 1",
         [memory_row(target, name, draft, num_source) for name, draft in candidates.items()],
-    )  # fmt: skip
+    )
     rows = []
     for temperature in temperatures:
         ranked = rank(console, target, candidates, sources, temperature)

@@ -38,10 +38,17 @@ _DRAFT = flags.DEFINE_string("draft", None, "The draft to start from, the same w
 _SPLITS = flags.DEFINE_list("splits", ["train", "validation", "test"], "For training, choice, result.")
 _ARMS = flags.DEFINE_list(
     "arms",
-    ["likelihood:data", "forward_kl:data", "forward_kl:target", "reverse_kl:target",
-     "jensen_shannon:target", "total_variation:target", "forward_kl:draft"],
+    [
+        "likelihood:data",
+        "forward_kl:data",
+        "forward_kl:target",
+        "reverse_kl:target",
+        "jensen_shannon:target",
+        "total_variation:target",
+        "forward_kl:draft",
+    ],
     "OBJECTIVE:SEQUENCES each; sequences are data, target (sampled before) or draft (on policy).",
-)  # fmt: skip
+)
 _NUM_SEQUENCES = flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
 _NUM_HELD_OUT = flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
 _NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Test sources.")
@@ -79,21 +86,25 @@ def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_st
 
 
 def generated_pairs(
-    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
-    temperature: float,
-) -> list[data.Pair]:  # fmt: skip
+    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str, temperature: float
+) -> list[data.Pair]:
     """What the target says to the sources of `pairs`; kept in a file, so that a resumed run reads it."""
     return outputs.said(
-        console, target, _TARGET.value, pairs, pathlib.Path(_OUTPUT.value) / f"{name}.json",
-        temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
+        console,
+        target,
+        _TARGET.value,
+        pairs,
+        pathlib.Path(_OUTPUT.value) / f"{name}.json",
+        temperature=temperature,
+        seed=_SEED.value,
+        max_new_tokens=training_data.max_new_tokens(),
         drafter=specjax.drafters.from_model(draft, 3),
-    )  # fmt: skip
+    )
 
 
 def evaluation_batches(
-    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str,
-    temperature: float,
-) -> list[data.Batch]:  # fmt: skip
+    console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str, temperature: float
+) -> list[data.Batch]:
     said = generated_pairs(console, target, draft, pairs, f"{name}_t{temperature:g}", temperature)
     return data.evaluation_batches(said, 64, training_data.shapes())
 
@@ -113,10 +124,15 @@ def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]
     row = {}
     for temperature in (0.0, 1.0):
         requests = arms_lib.requests(
-            target, specjax.drafters.from_model(draft, _NUM_DRAFT.value), texts, batch_size=50,
-            sampling=Sampling(temperature=temperature), max_new_tokens=training_data.max_new_tokens(),
-            seed=_SEED.value, truncate=True,
-        )  # fmt: skip
+            target,
+            specjax.drafters.from_model(draft, _NUM_DRAFT.value),
+            texts,
+            batch_size=50,
+            sampling=Sampling(temperature=temperature),
+            max_new_tokens=training_data.max_new_tokens(),
+            seed=_SEED.value,
+            truncate=True,
+        )
         label = f"decoding the test split at temperature {temperature:g}"
         total = arms_lib.decode_all(requests, len(texts), label, console).stats.total()
         row |= {
@@ -144,14 +160,22 @@ def plot(path: pathlib.Path, history: dict[str, list[dict[str, float]]]) -> None
 def identity(target: Model, draft: Model, num_pairs: int) -> dict[str, Any]:
     """What a run that is resumed must share with the one that was stopped."""
     return {
-        "target": _TARGET.value, "target_fingerprint": heads_io.fingerprint(target.params),
-        "draft": _DRAFT.value, "draft_fingerprint": heads_io.fingerprint(draft.params),
-        **training_data.fingerprint(), "splits": _SPLITS.value,
-        "arms": _ARMS.value, "num_pairs": num_pairs, 
-        "num_held_out": _NUM_HELD_OUT.value, "batch_size": _BATCH_SIZE.value,
-        "buckets": [list(shape) for shape in training_data.shapes()], "learning_rate": _RATE.value,
-        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value,
-    }  # fmt: skip
+        "target": _TARGET.value,
+        "target_fingerprint": heads_io.fingerprint(target.params),
+        "draft": _DRAFT.value,
+        "draft_fingerprint": heads_io.fingerprint(draft.params),
+        **training_data.fingerprint(),
+        "splits": _SPLITS.value,
+        "arms": _ARMS.value,
+        "num_pairs": num_pairs,
+        "num_held_out": _NUM_HELD_OUT.value,
+        "batch_size": _BATCH_SIZE.value,
+        "buckets": [list(shape) for shape in training_data.shapes()],
+        "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value,
+        "num_steps": _STEPS.value,
+        "seed": _SEED.value,
+    }
 
 
 def train(
@@ -173,9 +197,7 @@ def train(
     history: dict[str, list[dict[str, float]]] = {arm: [] for arm in _ARMS.value}
     best = {arm: dataclasses.asdict(stopping.Best(larger_is_better=True)) for arm in _ARMS.value}
     kept = {arm: jax.device_get(draft.params) for arm in _ARMS.value}
-    shapes = {
-        "arms": Arms(dict.fromkeys(_ARMS.value, like)), "kept": dict.fromkeys(_ARMS.value, like.params)
-    }  # fmt: skip
+    shapes = {"arms": Arms(dict.fromkeys(_ARMS.value, like)), "kept": dict.fromkeys(_ARMS.value, like.params)}
     found = resuming.restored(saved, shapes, run)
     if found is not None:
         arms, kept = found.state["arms"], found.state["kept"]

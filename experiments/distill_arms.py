@@ -40,9 +40,13 @@ def parse(arm: str) -> tuple[str, str]:
 
 
 def make_step(
-    target: Model, draft: Model, names: Sequence[str], max_new_tokens: int, optimization: Optimization,
+    target: Model,
+    draft: Model,
+    names: Sequence[str],
+    max_new_tokens: int,
+    optimization: Optimization,
     like: TrainState,
-) -> Any:  # fmt: skip
+) -> Any:
     """A step of the arms of these names: `(Arms, batch) -> (Arms, mean loss)`.
 
     A batch holds the data's own targets as "target_ids", and the target's outputs as "generated_ids".
@@ -58,12 +62,14 @@ def make_step(
     parsed = {arm: parse(arm) for arm in names}
     steps = {
         objective: loop.make_step(
-            loop.likelihood(module) if objective == "likelihood"
+            loop.likelihood(module)
+            if objective == "likelihood"
             else distillation.divergence_from_target(module, losses.DIVERGENCES[objective]),
-            optimization, like,
+            optimization,
+            like,
         )
         for objective, _ in parsed.values()
-    }  # fmt: skip
+    }
     needs = {sequences for objective, sequences in parsed.values() if objective != "likelihood"}
 
     def step(arms: Arms, batch: dict[str, Any]) -> tuple[Arms, jax.Array]:

@@ -194,10 +194,15 @@ class Law(NamedTuple):
 
 
 def exact_law(
-    program: rounds.Program, params: rounds.AllParams, source: np.ndarray, num_tokens: int,
-    options: Sampling, prefix: np.ndarray | None = None, limit: int | None = None,
+    program: rounds.Program,
+    params: rounds.AllParams,
+    source: np.ndarray,
+    num_tokens: int,
+    options: Sampling,
+    prefix: np.ndarray | None = None,
+    limit: int | None = None,
     num_ids: int | None = None,
-) -> Law:  # fmt: skip
+) -> Law:
     """The law of the first `num_tokens` tokens that `rounds.one_round`, repeated, emits.
 
     Args:
@@ -241,9 +246,14 @@ def exact_law(
 
 
 def first_state(
-    program: rounds.Program, params: rounds.AllParams, source: np.ndarray, options: Sampling,
-    prefix: np.ndarray | None, limit: int | None, num_ids: int | None = None,
-) -> rounds.LoopState:  # fmt: skip
+    program: rounds.Program,
+    params: rounds.AllParams,
+    source: np.ndarray,
+    options: Sampling,
+    prefix: np.ndarray | None,
+    limit: int | None,
+    num_ids: int | None = None,
+) -> rounds.LoopState:
     """The state after the prefill, one row."""
     prefixes = None if prefix is None else np.asarray(prefix)[None]
     inputs = prefill_inputs(program, np.asarray(source)[None], options, prefixes, None, limit, num_ids)
@@ -251,9 +261,14 @@ def first_state(
 
 
 def prefill_inputs(
-    program: rounds.Program, sources: np.ndarray, options: Sampling, prefixes: np.ndarray | None = None,
-    prefix_length: np.ndarray | None = None, limit: int | None = None, num_ids: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    program: rounds.Program,
+    sources: np.ndarray,
+    options: Sampling,
+    prefixes: np.ndarray | None = None,
+    prefix_length: np.ndarray | None = None,
+    limit: int | None = None,
+    num_ids: int | None = None,
+) -> dict[str, Any]:
     """What `rounds.prefill` takes: of sources `[B, S]` and prefixes `[B, P]`, their seeds 0, 1, ...
 
     `prefix_length` is `[B]`, None: all P; the others are as in `exact_law`.
@@ -263,11 +278,14 @@ def prefill_inputs(
     prefix_length = np.full(num_rows, prefixes.shape[1]) if prefix_length is None else prefix_length
     limit = program.length_bucket if limit is None else limit
     return dict(
-        source_ids=jnp.asarray(sources, jnp.int32), source_mask=jnp.ones(sources.shape, bool),
-        prefix=jnp.asarray(prefixes, jnp.int32), prefix_length=jnp.asarray(prefix_length, jnp.int32),
+        source_ids=jnp.asarray(sources, jnp.int32),
+        source_mask=jnp.ones(sources.shape, bool),
+        prefix=jnp.asarray(prefixes, jnp.int32),
+        prefix_length=jnp.asarray(prefix_length, jnp.int32),
         options=options.lay_out(num_rows, program.eos_ids, num_ids),
-        limit=jnp.full(num_rows, limit, jnp.int32), seeds=jnp.arange(num_rows, dtype=jnp.uint32),
-    )  # fmt: skip
+        limit=jnp.full(num_rows, limit, jnp.int32),
+        seeds=jnp.arange(num_rows, dtype=jnp.uint32),
+    )
 
 
 def _scripted_round(
@@ -324,9 +342,14 @@ def context_key(source: np.ndarray, tokens: list[int]) -> int:
 
 
 def conditional(
-    table: np.ndarray, source: np.ndarray, tokens: list[int], options: Sampling, num_prefix: int = 1,
-    eos_ids: tuple[int, ...] = (), num_ids: int | None = None,
-) -> np.ndarray:  # fmt: skip
+    table: np.ndarray,
+    source: np.ndarray,
+    tokens: list[int],
+    options: Sampling,
+    num_prefix: int = 1,
+    eos_ids: tuple[int, ...] = (),
+    num_ids: int | None = None,
+) -> np.ndarray:
     """The distribution `[num_ids] float64` of the token after `tokens`, `num_prefix` of them given."""
     logits = table[context_key(source, tokens)][:num_ids]
     return distribution(logits, tokens, options, len(tokens) - num_prefix, eos_ids)
@@ -362,9 +385,14 @@ def distribution(
 
 
 def target_law(
-    table: np.ndarray, source: np.ndarray, num_tokens: int, options: Sampling,
-    prefix: np.ndarray | None = None, eos_ids: tuple[int, ...] = (), num_ids: int | None = None,
-) -> dict[tuple[int, ...], float]:  # fmt: skip
+    table: np.ndarray,
+    source: np.ndarray,
+    num_tokens: int,
+    options: Sampling,
+    prefix: np.ndarray | None = None,
+    eos_ids: tuple[int, ...] = (),
+    num_ids: int | None = None,
+) -> dict[tuple[int, ...], float]:
     """The law of the first tokens of the target alone: the product of its conditionals."""
     start = [0] if prefix is None else [int(token) for token in prefix]
     law: dict[tuple[int, ...], float] = {(): 1.0}

@@ -94,10 +94,16 @@ def build(
 ) -> list[Request]:
     """The batches of one arm; `seed` is added to --seed."""
     return arms.requests(
-        target, drafter, sources, batch_size=_BATCH_SIZE.value, sampling=options.sampling(temperature),
+        target,
+        drafter,
+        sources,
+        batch_size=_BATCH_SIZE.value,
+        sampling=options.sampling(temperature),
         rule=options.rule(),
-        max_new_tokens=_MAX_NEW_TOKENS.value, seed=_SEED.value + seed, truncate=_TRUNCATE.value,
-    )  # fmt: skip
+        max_new_tokens=_MAX_NEW_TOKENS.value,
+        seed=_SEED.value + seed,
+        truncate=_TRUNCATE.value,
+    )
 
 
 def run_arm(batches: list[Request], name: str, num_rows: int, console: Console) -> rows_lib.Arm:
@@ -109,9 +115,12 @@ def run_arm(batches: list[Request], name: str, num_rows: int, console: Console) 
 
 
 def show_rows(
-    console: Console, sources: Sequence[str], texts: Sequence[str], generation: Generation,
+    console: Console,
+    sources: Sequence[str],
+    texts: Sequence[str],
+    generation: Generation,
     differing: set[int],
-) -> None:  # fmt: skip
+) -> None:
     """Prints source and translation, whether it is the target's own, and tokens per target call."""
     tau = np.asarray(generation.stats.tau)
     for i, source in enumerate(sources[: _SHOW.value]):
@@ -169,9 +178,17 @@ def compare(
     plain = run(build_at(None, sources), "target alone")
     rows: list[dict[str, object]] = []
     for column in side_by_side.compare(
-        console, target, draft, plain, sources, references(), build=build_at, run=run,
-        num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
-    ):  # fmt: skip
+        console,
+        target,
+        draft,
+        plain,
+        sources,
+        references(),
+        build=build_at,
+        run=run,
+        num_timed=_NUM_TIMED.value,
+        repeats=_REPEATS.value,
+    ):
         spec, differing = column.arm, column.differing
         texts = api.to_output(target.tokenizer, spec.generation).texts
         if _ROUNDS.value and not rows and column.drafter is not None:
@@ -183,13 +200,17 @@ def compare(
             console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
         rows.append(
             {
-                "temperature": temperature, "num_draft": column.name, "rule": options.rule_name(),
-                "batch_size": _BATCH_SIZE.value, "dtype": target.config.dtype, "seed": _SEED.value,
+                "temperature": temperature,
+                "num_draft": column.name,
+                "rule": options.rule_name(),
+                "batch_size": _BATCH_SIZE.value,
+                "dtype": target.config.dtype,
+                "seed": _SEED.value,
                 **column.row,
                 "compile_s_target_alone": round(plain.first_s, 1),
                 "compile_s_speculative": round(spec.first_s, 1),
             }
-        )  # fmt: skip
+        )
     return rows, texts
 
 
@@ -225,19 +246,31 @@ def once(
 
     with progress.tokens(len(sources), "decoding", console) as show:
         output = api.generate_all(
-            target, sources, batch_size=_BATCH_SIZE.value, drafter=drafter, rule=options.rule(),
-            sampling=options.sampling(temperature), max_new_tokens=_MAX_NEW_TOKENS.value,
-            seed=_SEED.value, truncate=_TRUNCATE.value, journal=journal, on_progress=report,
-        )  # fmt: skip
+            target,
+            sources,
+            batch_size=_BATCH_SIZE.value,
+            drafter=drafter,
+            rule=options.rule(),
+            sampling=options.sampling(temperature),
+            max_new_tokens=_MAX_NEW_TOKENS.value,
+            seed=_SEED.value,
+            truncate=_TRUNCATE.value,
+            journal=journal,
+            on_progress=report,
+        )
     total = output.stats.total()
     row = {
-        "temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value,
-        "num_examples": len(sources), "num_tokens": int(total.num_emitted[0]),
+        "temperature": temperature,
+        "num_draft": column if drafter else 0,
+        "batch_size": _BATCH_SIZE.value,
+        "num_examples": len(sources),
+        "num_tokens": int(total.num_emitted[0]),
         "tokens_per_target_call": float(total.tau[0]),
-        "num_tokens_of_this_run": counts[-1], "seconds_of_this_run": time.perf_counter() - started,
+        "num_tokens_of_this_run": counts[-1],
+        "seconds_of_this_run": time.perf_counter() - started,
         "compile_s": start.compile_seconds(),
         **rows_lib.quality(output.texts, references()),
-    }  # fmt: skip
+    }
     return [row], output.texts
 
 
@@ -251,9 +284,13 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
             for who, (name, rules) in wanted.items()
         ]
         meshes.show_memory(
-            console, mesh, shapes, batch_size=_BATCH_SIZE.value, num_source=MAX_SOURCE_LENGTH,
+            console,
+            mesh,
+            shapes,
+            batch_size=_BATCH_SIZE.value,
+            num_source=MAX_SOURCE_LENGTH,
             num_slots=1 + _MAX_NEW_TOKENS.value + _CALL,
-        )  # fmt: skip
+        )
     with console.status("loading"):
         models = {
             who: specjax.load(name, dtypes.dtype(), mesh, rules) for who, (name, rules) in wanted.items()

@@ -39,9 +39,10 @@ class Difference:
 
 
 def differences(
-    plain: Sequence[Sequence[int]], others: Sequence[Sequence[int]],
+    plain: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
     request_of: Callable[[int], tuple[Request, int]],
-) -> list[Difference]:  # fmt: skip
+) -> list[Difference]:
     """The rows of two greedy runs that differ, with the target's margin at each first difference.
 
     Args:

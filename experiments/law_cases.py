@@ -120,17 +120,28 @@ class Case:
         """The law of the real rounds."""
         with jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext():
             return exact_law.exact_law(
-                self.program(), self.params(twin), SOURCE, self.num_tokens, self.options,
-                np.array(self.prefix), self.limit, self.num_ids,
-            )  # fmt: skip
+                self.program(),
+                self.params(twin),
+                SOURCE,
+                self.num_tokens,
+                self.options,
+                np.array(self.prefix),
+                self.limit,
+                self.num_ids,
+            )
 
     def target_law(self) -> dict[tuple[int, ...], float]:
         """The law of the target alone, in numpy."""
         num_tokens = min(self.num_tokens, self.limit or self.num_tokens)
         return exact_law.target_law(
-            self.params().target, SOURCE, num_tokens, self.options, np.array(self.prefix), self.eos_ids,
+            self.params().target,
+            SOURCE,
+            num_tokens,
+            self.options,
+            np.array(self.prefix),
+            self.eos_ids,
             self.num_ids,
-        )  # fmt: skip
+        )
 
     def error(self, twin: bool = False) -> float:
         """The largest difference of a probability between the two."""

@@ -66,10 +66,15 @@ def exact_row(key: tuple[str, str, str], case: Case) -> dict[str, Any]:
     error = exact_law.law_error(law, target)
     rule, drafter, name = key
     return {
-        "part": "exact", "rule": rule, "drafter": drafter, "options": name,
-        "lossless": acceptance.is_lossless(case.rule()), "error": error,
-        "kl": exact_law.divergence(target, law), "passed": bool(error < case.bar),
-    }  # fmt: skip
+        "part": "exact",
+        "rule": rule,
+        "drafter": drafter,
+        "options": name,
+        "lossless": acceptance.is_lossless(case.rule()),
+        "error": error,
+        "kl": exact_law.divergence(target, law),
+        "passed": bool(error < case.bar),
+    }
 
 
 def drawn_rows(
@@ -80,28 +85,43 @@ def drawn_rows(
     for rule, drafted, sampling in tests:
         *above, last = map(int, drafted.split("x"))
         drafter = (
-            drafters.tree_from_model(pair.draft, (*above, last)) if above
+            drafters.tree_from_model(pair.draft, (*above, last))
+            if above
             else drafters.from_model(pair.draft, last)
-        )  # fmt: skip
+        )
         words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
         num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)
         drawn = pair_law.draw(
-            pair, drafter, rules.parse(rule), sampling, num, _BATCH_SIZE.value, _SEED.value,
+            pair,
+            drafter,
+            rules.parse(rule),
+            sampling,
+            num,
+            _BATCH_SIZE.value,
+            _SEED.value,
             lambda batches, label=label: progress.track(batches, len(batches), label, console),
-        )  # fmt: skip
+        )
         for what, num_tokens in (("first token", 1), ("first two tokens", 2)):
             test = pair_law.g_test(drawn, num_tokens)
             small = pair_law.g_test(drawn, num_tokens, num=SMALL)
             rows.append(
                 {
-                    "part": "drawn", "rule": rule, "drafter": drafted, "options": words, "what": what,
-                    "lossless": lossless, "num_draws": sum(map(len, drawn.tokens)),
-                    "num_cells": test.num_cells, "statistic": test.statistic, "p_value": test.p_value,
-                    "p_value_of_1000": small.p_value, "tau": drawn.tau,
+                    "part": "drawn",
+                    "rule": rule,
+                    "drafter": drafted,
+                    "options": words,
+                    "what": what,
+                    "lossless": lossless,
+                    "num_draws": sum(map(len, drawn.tokens)),
+                    "num_cells": test.num_cells,
+                    "statistic": test.statistic,
+                    "p_value": test.p_value,
+                    "p_value_of_1000": small.p_value,
+                    "tau": drawn.tau,
                     "passed": test.p_value >= REJECT_BELOW / num_tests,
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -143,9 +163,12 @@ def control_rows() -> Iterator[dict[str, Any]]:
     ):
         check, evidence = caught(case, greedy)
         yield {
-            "part": "power", "bug": "none (control)", "caught_by": check, "evidence": evidence,
+            "part": "power",
+            "bug": "none (control)",
+            "caught_by": check,
+            "evidence": evidence,
             "passed": check == "nothing",
-        }  # fmt: skip
+        }
 
 
 def verdict(row: dict[str, Any]) -> str:

@@ -41,10 +41,16 @@ def request(mesh: jax.sharding.Mesh) -> Request:
     draft = loading.outline(shapes.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED)
     size = (_BATCH_SIZE.value, _SOURCE.value)
     return prepare(
-        target.network, target.params, np.full(size, 2, np.int32), np.ones(size, bool),
-        drafter=ModelDrafter(draft.network, _NUM_DRAFT.value), drafter_params=draft.params,
-        sampling=Sampling(temperature=1.0), max_new_tokens=_NEW_TOKENS.value, seed=0,
-    )  # fmt: skip
+        target.network,
+        target.params,
+        np.full(size, 2, np.int32),
+        np.ones(size, bool),
+        drafter=ModelDrafter(draft.network, _NUM_DRAFT.value),
+        drafter_params=draft.params,
+        sampling=Sampling(temperature=1.0),
+        max_new_tokens=_NEW_TOKENS.value,
+        seed=0,
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -58,13 +64,16 @@ def main(argv: list[str]) -> None:
     program = prepared.program
     drafter: Any = program.drafter
     rows = meshes.show_memory(
-        console, mesh,
+        console,
+        mesh,
         [
             ("target", program.target.config, sharding.T5_RULES, _NUM_DRAFT.value + 1),  # type: ignore[attr-defined]
             ("draft", drafter.network.config, sharding.REPLICATED, 1),
         ],
-        batch_size=_BATCH_SIZE.value, num_source=_SOURCE.value, num_slots=program.num_slots,
-    )  # fmt: skip
+        batch_size=_BATCH_SIZE.value,
+        num_source=_SOURCE.value,
+        num_slots=program.num_slots,
+    )
     started = time.perf_counter()
     traced = decode.jitted_generate.trace(*prepared)
     console.print(f"traced in {time.perf_counter() - started:.1f} s")

@@ -110,9 +110,13 @@ def round_costs(
 
 
 def verify_costs(
-    program: Program, params: AllParams, state: LoopState, sampled: bool, num_draft: Sequence[int],
+    program: Program,
+    params: AllParams,
+    state: LoopState,
+    sampled: bool,
+    num_draft: Sequence[int],
     repeats: int = 7,
-) -> dict[int, float]:  # fmt: skip
+) -> dict[int, float]:
     """v(K) of the target for each K of `num_draft`; the drafter is not run. See `round_costs`."""
     arms = {"plain": _plain(program, params, state, sampled)}
     for k in num_draft:
@@ -137,8 +141,7 @@ def _plain(program: Program, params: AllParams, state: LoopState, sampled: bool)
     """A round of the target alone, repeated."""
     plain = dataclasses.replace(program, drafter=None)
     plain_state = state.replace(
-        drafter_state=None,
-        stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats),
+        drafter_state=None, stats=jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats)
     )
     return repeated(functools.partial(round_again, plain, sampled), params, plain_state)
 

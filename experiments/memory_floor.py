@@ -48,9 +48,13 @@ def row(requests: Sequence[Request], num_tokens: int, repeats: int) -> dict[str,
     """
     program, params, _ = requests[0]
     call = analysis.decoder_call(
-        program.target.config, num_new=1, batch_size=1, num_source=0, num_cached=0,
+        program.target.config,
+        num_new=1,
+        batch_size=1,
+        num_source=0,
+        num_cached=0,
         bytes_per_number=params.target["embedding"].dtype.itemsize,
-    )  # fmt: skip
+    )
     num_bytes = int(call.weights)
     loops = [sum(loop for _, loop in arms.request_seconds(requests)) for _ in range(repeats + 1)][1:]
     ms = measure.Spread.of([1e3 * loop / num_tokens for loop in loops])

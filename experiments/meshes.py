@@ -22,9 +22,14 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def show_memory(
-    console: Console, mesh: Mesh, models: Sequence[tuple[str, t5.T5Config, sharding.Rules, int]], *,
-    batch_size: int, num_source: int, num_slots: int,
-) -> list[dict[str, object]]:  # fmt: skip
+    console: Console,
+    mesh: Mesh,
+    models: Sequence[tuple[str, t5.T5Config, sharding.Rules, int]],
+    *,
+    batch_size: int,
+    num_source: int,
+    num_slots: int,
+) -> list[dict[str, object]]:
     """Prints what each model takes of every device, before any is loaded; and returns those rows.
 
     Args:
@@ -38,9 +43,14 @@ def show_memory(
     for name, config, rules, num_new in models:
         model = loading.outline(config, mesh, rules)
         parts = analysis.memory_per_device(
-            config, model.params, sharding.of_cache(mesh, rules), batch_size=batch_size,
-            num_source=num_source, num_slots=num_slots, num_new=num_new,
-        )  # fmt: skip
+            config,
+            model.params,
+            sharding.of_cache(mesh, rules),
+            batch_size=batch_size,
+            num_source=num_source,
+            num_slots=num_slots,
+            num_new=num_new,
+        )
         gib = {f"{part}_gib": size / 2**30 for part, size in parts._asdict().items()}
         rows.append({"model": name, **gib, "total_gib": parts.total / 2**30})
     total = sum(float(str(row["total_gib"])) for row in rows)

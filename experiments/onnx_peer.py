@@ -90,9 +90,12 @@ def export(model: Any, folder: pathlib.Path, max_new_tokens: int) -> tuple[pathl
     common = dict(dynamo=True, opset_version=23, external_data=True, optimize=True, verbose=False)
     torch.onnx.export(Encoder(model).eval(), (ids,), paths[0], dynamic_shapes=({1: source},), **common)
     torch.onnx.export(
-        Step(model, max_new_tokens).eval(), (token, slots(3), slots(7)), paths[1],
-        dynamic_shapes=(None, [{2: filled}] * count, [{2: source}] * count), **common,
-    )  # fmt: skip
+        Step(model, max_new_tokens).eval(),
+        (token, slots(3), slots(7)),
+        paths[1],
+        dynamic_shapes=(None, [{2: filled}] * count, [{2: source}] * count),
+        **common,
+    )
     return paths
 
 

@@ -8,10 +8,11 @@ from specjax.sampling import Sampling
 from specjax.types import AcceptanceRule
 
 _RULE = flags.DEFINE_string(
-    "rule", "speculative",
+    "rule",
+    "speculative",
     "How drafts are judged above temperature 0: speculative, block, multi_round; lossy: "
     "lenient:0.5, typical or typical:0.09:0.3 (epsilon, delta).",
-)  # fmt: skip
+)
 _OPTIONS = {
     "top_k": flags.DEFINE_integer("top_k", None, "Keep the so many most likely ids."),
     "top_p": flags.DEFINE_float("top_p", None, "Keep the nucleus of this probability."),

@@ -33,9 +33,17 @@ def generated(
 
 
 def said(
-    console: Console, target: Model, target_name: str, pairs: Sequence[data.Pair], path: pathlib.Path, *,
-    temperature: float, seed: int, max_new_tokens: int, **options: Any,
-) -> list[data.Pair]:  # fmt: skip
+    console: Console,
+    target: Model,
+    target_name: str,
+    pairs: Sequence[data.Pair],
+    path: pathlib.Path,
+    *,
+    temperature: float,
+    seed: int,
+    max_new_tokens: int,
+    **options: Any,
+) -> list[data.Pair]:
     """As `generated`; those in the file, if it is of them, and of this target as it is now.
 
     Args:

@@ -36,9 +36,15 @@ class Pair:
     ) -> Request:
         """One row, its source decoded."""
         (request,) = arms.requests(
-            self.target, drafter, [source], batch_size=1, sampling=sampling, max_new_tokens=LIMIT, seed=0,
+            self.target,
+            drafter,
+            [source],
+            batch_size=1,
+            sampling=sampling,
+            max_new_tokens=LIMIT,
+            seed=0,
             rule=rule,
-        )  # fmt: skip
+        )
         return request
 
     @functools.cache  # noqa: B019 - a pair lives as long as the experiment
@@ -65,9 +71,15 @@ class Drawn:
 
 
 def draw(
-    pair: Pair, drafter: BoundDrafter, rule: AcceptanceRule, sampling: Sampling, num: int, batch_size: int,
-    seed: int, track: Callable[[Sequence], Iterable],
-) -> Drawn:  # fmt: skip
+    pair: Pair,
+    drafter: BoundDrafter,
+    rule: AcceptanceRule,
+    sampling: Sampling,
+    num: int,
+    batch_size: int,
+    seed: int,
+    track: Callable[[Sequence], Iterable],
+) -> Drawn:
     """`num` draws over all sources together: two rounds each, which emit two tokens at least."""
     tokens, emitted, calls = [], 0, 0
     for index, source in enumerate(pair.sources):

@@ -120,9 +120,12 @@ def ctranslate2_arms(case: Case, folder: pathlib.Path) -> Arms:
 
         def run(source: int) -> list[int]:
             (result,) = translator.translate_batch(
-                [inputs[source]], beam_size=1, max_decoding_length=case.max_new_tokens, max_input_length=0,
+                [inputs[source]],
+                beam_size=1,
+                max_decoding_length=case.max_new_tokens,
+                max_input_length=0,
                 return_end_token=True,
-            )  # fmt: skip
+            )
             return [int(token[1:-1]) for token in result.hypotheses[0]]
 
         return run

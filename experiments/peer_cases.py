@@ -57,9 +57,16 @@ def of_pair(directory: str, draft_directory: str, texts: Sequence[str], max_new_
     }
     sources = [np.asarray(r.inputs["source_ids"])[np.asarray(r.inputs["source_mask"])] for r in plain]
     return Case(
-        pathlib.Path(directory).name, directory, draft_directory, target.config, sources, max_new_tokens,
-        plain, speculative, lengths(),
-    )  # fmt: skip
+        pathlib.Path(directory).name,
+        directory,
+        draft_directory,
+        target.config,
+        sources,
+        max_new_tokens,
+        plain,
+        speculative,
+        lengths(),
+    )
 
 
 def lengths() -> list[int]:
@@ -68,9 +75,15 @@ def lengths() -> list[int]:
 
 
 def of_shape(
-    name: str, draft_name: str, alpha: float, folder: pathlib.Path, *, num_sources: int, source_length: int,
+    name: str,
+    draft_name: str,
+    alpha: float,
+    folder: pathlib.Path,
+    *,
+    num_sources: int,
+    source_length: int,
     max_new_tokens: int,
-) -> Case:  # fmt: skip
+) -> Case:
     """A shape with random weights, written into `folder`; every row runs to its limit.
 
     A random draft guesses nothing: our drafts are forced, which is a benchmark and not a sampler.
@@ -84,9 +97,15 @@ def of_shape(
 
     def request(row: int, **options: Any) -> Request:
         return prepare(
-            network, params, sources[row, None], np.ones((1, source_length), bool), seed=0,
-            max_new_tokens=max_new_tokens, eos_ids=(config.eos_id,), **options,
-        )  # fmt: skip
+            network,
+            params,
+            sources[row, None],
+            np.ones((1, source_length), bool),
+            seed=0,
+            max_new_tokens=max_new_tokens,
+            eos_ids=(config.eos_id,),
+            **options,
+        )
 
     plain = [request(row) for row in range(num_sources)]
     said = [np.asarray(decode.jitted_generate(*r).tokens)[0, :max_new_tokens] for r in plain]
@@ -100,9 +119,7 @@ def of_shape(
             request(row, drafter=drafter, drafter_params=forced.ForcedParams(draft_params, tokens))
             for row, tokens in enumerate(told)
         ]
-    return Case(
-        name, str(folder), None, config, sources, max_new_tokens, plain, speculative, lengths()
-    )  # fmt: skip
+    return Case(name, str(folder), None, config, sources, max_new_tokens, plain, speculative, lengths())
 
 
 def varied(config: t5.T5Config, params: Any) -> Any:

@@ -100,11 +100,7 @@ def same(case: peer_cases.Case, ours: list[list[int]], theirs: list[list[int]]) 
     same_rows, near_ties = identity.counted(found, len(ours))
     num_tokens = sum(map(len, ours))
     equal = num_tokens - sum(len(ours[d.row]) - d.position for d in found)
-    return {
-        "same_rows": same_rows,
-        "same_tokens": f"{equal} of {num_tokens}",
-        "num_near_ties": near_ties,
-    }
+    return {"same_rows": same_rows, "same_tokens": f"{equal} of {num_tokens}", "num_near_ties": near_ties}
 
 
 def tau(requests: Sequence[Request] | None) -> float | str:
@@ -166,10 +162,14 @@ def make_case(folder: pathlib.Path) -> peer_cases.Case:
         raise ValueError(f"--peers={','.join(unknown)}: give some of {', '.join(peer_arms.BUILDERS)}")
     if _SHAPE.value:
         return peer_cases.of_shape(
-            _SHAPE.value, _DRAFT_SHAPE.value, _ALPHA.value, folder / "model",
-            num_sources=_NUM_EXAMPLES.value or 4, source_length=_SOURCE.value,
+            _SHAPE.value,
+            _DRAFT_SHAPE.value,
+            _ALPHA.value,
+            folder / "model",
+            num_sources=_NUM_EXAMPLES.value or 4,
+            source_length=_SOURCE.value,
             max_new_tokens=_MAX_NEW_TOKENS.value,
-        )  # fmt: skip
+        )
     if not (_TARGET.value and _DRAFT.value):
         raise ValueError("--target and --draft: give both, or --shape in place of them")
     texts = [line for line in data.read_lines(_INPUT.value) if line.strip()][: _NUM_EXAMPLES.value]

@@ -129,18 +129,24 @@ BUGS: dict[str, Bug] = {
     ),
     "penalty_forgets_drafts": Bug(sampling, "history", round_faults.penalty_forgets_drafts, case=PENALTY),
     "minimum_length_not_in_p": Bug(
-        sampling, "adjust", round_faults.adjust_skips("min_new_tokens"),
+        sampling,
+        "adjust",
+        round_faults.adjust_skips("min_new_tokens"),
         case=Case(options=Sampling(min_new_tokens=2), eos_ids=(2,)),
     ),
     "minimum_length_forgets_drafts": Bug(
-        sampling, "history", round_faults.minimum_length_forgets_drafts,
+        sampling,
+        "history",
+        round_faults.minimum_length_forgets_drafts,
         case=Case(options=Sampling(min_new_tokens=2), eos_ids=(2,)),
     ),
     "filters_of_draft_only": Bug(
         sampling, "_filter", round_faults.filter_of_draft_only, case=Case(options=Sampling(top_p=0.7))
     ),
     "top_k_keeps_one_less": Bug(
-        sampling, "threshold_above", round_faults.threshold_keeps_one_less,
+        sampling,
+        "threshold_above",
+        round_faults.threshold_keeps_one_less,
         case=Case(options=Sampling(top_k=2)),
     ),
     "padding_ids_not_cut": Bug(
@@ -156,10 +162,11 @@ BUGS: dict[str, Bug] = {
         Context, "last_tokens", lambda last_tokens: lambda self, count: last_tokens(self, 1), "twin", TWIN
     ),
     "draft_tree_path_not_kept": Bug(
-        model_tree, "cache_lib", faults.by(
-            round_faults.cache_with(keep_path=lambda cache, root, path: cache)
-        ),
-        "twin", Case(vocab_size=2, branching=(2, 1, 1), num_tokens=6),
+        model_tree,
+        "cache_lib",
+        faults.by(round_faults.cache_with(keep_path=lambda cache, root, path: cache)),
+        "twin",
+        Case(vocab_size=2, branching=(2, 1, 1), num_tokens=6),
     ),
     "limit_off_by_one": Bug(rounds, "_cut", round_faults.limit_too_high),
     "no_cut_at_end_token": Bug(rounds, "_is_eos", faults.by(lambda program, tokens: tokens < 0)),
@@ -181,4 +188,4 @@ BUGS: dict[str, Bug] = {
     ),
     "fixed_seed": Bug(draws.KeyDraws, "of_round", round_faults.fixed_seed, "sampled", TWIN),
     "noise_short_of_one": Bug(draws, "_uniform", round_faults.half_uniform, "sampled", TWIN),
-}  # fmt: skip
+}

@@ -65,10 +65,12 @@ def write(
         "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
     said = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    write_whole({
-        folder / "table.md": lambda part: part.write_text(markdown(rows), encoding="utf-8"),
-        folder / "results.json": lambda part: part.write_text(said, encoding="utf-8"),
-    })  # fmt: skip
+    write_whole(
+        {
+            folder / "table.md": lambda part: part.write_text(markdown(rows), encoding="utf-8"),
+            folder / "results.json": lambda part: part.write_text(said, encoding="utf-8"),
+        }
+    )
 
 
 def _version(package: str) -> str:

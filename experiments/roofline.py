@@ -43,9 +43,13 @@ NUM_DRAFT = 7
 def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
     """A decoder call of a shape at batch 1."""
     return analysis.decoder_call(
-        PRESETS[name], num_new=num_new, batch_size=1, num_source=_SOURCE.value, num_cached=_CACHED.value,
+        PRESETS[name],
+        num_new=num_new,
+        batch_size=1,
+        num_source=_SOURCE.value,
+        num_cached=_CACHED.value,
         bytes_per_number=bytes_per_number,
-    )  # fmt: skip
+    )
 
 
 def speedup(machine: str, target: str, draft: str, alpha: float, layer_s: float) -> dict[str, float]:
@@ -67,11 +71,17 @@ def predict(machine: str, target: str, draft: str, alpha: float, paper: float | 
     """A row: bytes, times of the parts, the speed-up."""
     reads = call(target, 1)
     row = {
-        "machine": machine, "target": target, "draft": draft, "alpha": alpha, "num_draft": NUM_DRAFT,
-        "gigabytes_target": reads.weights / 1e9, "gigabytes_draft": call(draft, 1).weights / 1e9,
-        "megabytes_cache": reads.cache / 1e6, "megabytes_cross": reads.cross / 1e6,
+        "machine": machine,
+        "target": target,
+        "draft": draft,
+        "alpha": alpha,
+        "num_draft": NUM_DRAFT,
+        "gigabytes_target": reads.weights / 1e9,
+        "gigabytes_draft": call(draft, 1).weights / 1e9,
+        "megabytes_cache": reads.cache / 1e6,
+        "megabytes_cross": reads.cross / 1e6,
         **speedup(machine, target, draft, alpha, 0.0),
-    }  # fmt: skip
+    }
     if "TPU" not in machine:
         with_launches = speedup(machine, target, draft, alpha, 1e-6 * _LAUNCH_US.value)
         row |= {f"{name}_with_launches": with_launches[name] for name in ("c", "predicted_speedup")}
@@ -92,13 +102,15 @@ def measured_here() -> list[dict[str, Any]]:
         plain_ms = float(str(found[0]["ms_per_token_target_alone"]).split()[0])
         rows.append(
             {
-                "measured_on": document["hardware"], "target": f"t5-{name}, float32",
-                "gigabytes_target": reads.weights / 1e9, "plain_ms_measured": plain_ms,
+                "measured_on": document["hardware"],
+                "target": f"t5-{name}, float32",
+                "gigabytes_target": reads.weights / 1e9,
+                "plain_ms_measured": plain_ms,
                 "gigabytes_per_second_reached": sum(reads[:3]) / plain_ms / 1e6,
                 "verify_cost_measured": curve[8],
                 "verify_cost_on_paper": 1.0,
             }
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -154,9 +154,15 @@ def main(argv: list[str]) -> None:
         small = shapes.shape(name, target.dtype, target)
         drafter = drafters.ModelDrafter(t5.T5Network(small), _NUM_DRAFT.value)
         request = shapes.request(
-            target, params, (1, _SOURCE.value), _NEW_TOKENS.value, drafter=drafter,
-            drafter_params=shapes.random_params(small, 1), sampling=Sampling(temperature=temperature), seed=0,
-        )  # fmt: skip
+            target,
+            params,
+            (1, _SOURCE.value),
+            _NEW_TOKENS.value,
+            drafter=drafter,
+            drafter_params=shapes.random_params(small, 1),
+            sampling=Sampling(temperature=temperature),
+            seed=0,
+        )
         took = parts(request, not is_greedy(temperature), _REPEATS.value)
         networks = took["draft_network"] + took["target_network"]
         apart = took["choose_drafts"] + took["accept"] + took["commit"]

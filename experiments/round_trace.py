@@ -19,9 +19,12 @@ from specjax.request import Request
 from specjax.types import Draft
 
 STYLES = {
-    "before": "grey50", "accepted": "green", "rejected": "red strike", "correction": "bold blue",
+    "before": "grey50",
+    "accepted": "green",
+    "rejected": "red strike",
+    "correction": "bold blue",
     "bonus": "bold magenta",
-}  # fmt: skip
+}
 
 
 class TracedRound(NamedTuple):
@@ -71,9 +74,11 @@ def _propose(program: rounds.Program, params: Any, state: rounds.LoopState, samp
 def line(tokenizer: Any, traced: TracedRound) -> Text:
     """A round in colour."""
     parts = [
-        ("before", traced.before), ("accepted", traced.accepted), ("rejected", traced.rejected),
+        ("before", traced.before),
+        ("accepted", traced.accepted),
+        ("rejected", traced.rejected),
         ("bonus" if traced.is_bonus else "correction", traced.next_token),
-    ]  # fmt: skip
+    ]
     text = Text()
     for style, ids in parts:
         for piece in tokenizer.convert_ids_to_tokens(ids):
@@ -84,9 +89,8 @@ def line(tokenizer: Any, traced: TracedRound) -> Text:
 
 
 def show(
-    console: Console, tokenizer: Any, requests: Sequence[Request], sampled: bool,
-    path: pathlib.Path | None,
-) -> None:  # fmt: skip
+    console: Console, tokenizer: Any, requests: Sequence[Request], sampled: bool, path: pathlib.Path | None
+) -> None:
     """Prints the rounds of each request's first row; the same as an HTML page, if `path` says where."""
     recorded = Console(
         record=True,

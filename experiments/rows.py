@@ -40,9 +40,17 @@ class Arm(NamedTuple):
 
 
 def compare(
-    console: Console, tokenizer: Any, plain: Arm, speculative: Arm, references: "References | None", *,
-    has_alpha: bool, all_alike: bool, num_timed: int, repeats: int,
-) -> tuple[Row, list[identity.Difference]]:  # fmt: skip
+    console: Console,
+    tokenizer: Any,
+    plain: Arm,
+    speculative: Arm,
+    references: "References | None",
+    *,
+    has_alpha: bool,
+    all_alike: bool,
+    num_timed: int,
+    repeats: int,
+) -> tuple[Row, list[identity.Difference]]:
     """The row of one drafter; beside it where its greedy output differs from the target's.
 
     Args:
@@ -58,9 +66,10 @@ def compare(
     differing: list[identity.Difference] = []
     if not plain.sampled:
         differing = identity.differences(
-            identity.ids(plain.generation), identity.ids(speculative.generation),
+            identity.ids(plain.generation),
+            identity.ids(speculative.generation),
             lambda i: (plain.batches[i // batch_size], i % batch_size),
-        )  # fmt: skip
+        )
         row["identical_to_target"], row["num_near_ties"] = identity.counted(differing, num_rows)
     texts = [api.to_output(tokenizer, arm.generation).texts for arm in (speculative, plain)]
     row |= quality(texts[0], references)

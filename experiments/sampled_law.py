@@ -91,9 +91,13 @@ def sampled_test(case: Case, num: int = 2**17, seed: int = 0) -> GTest:
     program = case.program()
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case.params())
     inputs = prefill_inputs(
-        program, SOURCE[None], case.options, np.array([case.prefix]), num_ids=case.num_ids,
+        program,
+        SOURCE[None],
+        case.options,
+        np.array([case.prefix]),
+        num_ids=case.num_ids,
         limit=min(case.num_tokens, case.limit or case.num_tokens),
-    )  # fmt: skip
+    )
     state = jax.jit(functools.partial(rounds.prefill, program))(params, **inputs)
     tokens = draw(program, params, state, np.arange(num) + seed * num)[:, : case.num_tokens]
     law = case.target_law()

@@ -29,9 +29,15 @@ def shape(name: str, dtype: str, family: t5.T5Config = t5.PRESETS["t5-small"]) -
         raise ValueError(f"{name!r} is no shape: give one of {', '.join(t5.PRESETS)}, or LAYERSxWIDTH")
     layers, width = map(int, parts)
     return dataclasses.replace(
-        family, d_model=width, d_ff=4 * width, num_heads=max(1, width // 64), d_kv=64, num_layers=layers,
-        num_decoder_layers=layers, dtype=dtype,
-    )  # fmt: skip
+        family,
+        d_model=width,
+        d_ff=4 * width,
+        num_heads=max(1, width // 64),
+        d_kv=64,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        dtype=dtype,
+    )
 
 
 def random_params(config: t5.T5Config, seed: int) -> Any:
@@ -56,6 +62,11 @@ def request(
     """
     source = np.random.default_rng(0).integers(2, config.vocab_size, size)
     return prepare(
-        t5.T5Network(config), params, source, np.ones(size, bool), max_new_tokens=max_new_tokens, eos_ids=(),
+        t5.T5Network(config),
+        params,
+        source,
+        np.ones(size, bool),
+        max_new_tokens=max_new_tokens,
+        eos_ids=(),
         **options,
-    )  # fmt: skip
+    )

@@ -31,11 +31,18 @@ class Column(NamedTuple):
 
 
 def compare(
-    console: Console, target: Model, draft: Model | None, plain: rows_lib.Arm, sources: Sequence[str],
-    references: rows_lib.References | None, *,
+    console: Console,
+    target: Model,
+    draft: Model | None,
+    plain: rows_lib.Arm,
+    sources: Sequence[str],
+    references: rows_lib.References | None,
+    *,
     build: Callable[[BoundDrafter | None, Sequence[str]], list[Request]],
-    run: Callable[[list[Request], str], rows_lib.Arm], num_timed: int, repeats: int,
-) -> Iterator[Column]:  # fmt: skip
+    run: Callable[[list[Request], str], rows_lib.Arm],
+    num_timed: int,
+    repeats: int,
+) -> Iterator[Column]:
     """Each drafter of --num_draft, beside the target alone.
 
     Args:
@@ -52,8 +59,14 @@ def compare(
         drafter = columns.drafter(target, draft, name, arms.Trial(trial_of, plain.sampled, console))
         arm = run(build(drafter, sources), f"speculative, K = {name}")
         row, differing = rows_lib.compare(
-            console, target.tokenizer, plain, arm, references,
+            console,
+            target.tokenizer,
+            plain,
+            arm,
+            references,
             has_alpha=columns.has_alpha(name, plain.sampled, options.rule()),
-            all_alike=columns.all_alike(name), num_timed=num_timed, repeats=repeats,
-        )  # fmt: skip
+            all_alike=columns.all_alike(name),
+            num_timed=num_timed,
+            repeats=repeats,
+        )
         yield Column(name, drafter, arm, columns.settings(drafter) | row, differing)

@@ -116,24 +116,42 @@ def compare(
     check_tokenizers(target.tokenizer, draft.tokenizer)
     sources, references = ([text[i] for text in texts] for i in (0, 1))
     build = functools.partial(
-        arms.requests, target, batch_size=batch_size, rule=options.rule(),
-        sampling=options.sampling(temperature), max_new_tokens=pair.limit, seed=_SEED.value, truncate=True,
-    )  # fmt: skip
+        arms.requests,
+        target,
+        batch_size=batch_size,
+        rule=options.rule(),
+        sampling=options.sampling(temperature),
+        max_new_tokens=pair.limit,
+        seed=_SEED.value,
+        truncate=True,
+    )
 
     def run(batches: list[Request], name: str) -> rows_lib.Arm:
         return rows_lib.Arm(batches, arms.decode_all(batches, len(sources), name, console))
 
     plain = run(build(None, sources), "target alone")
     shared = {
-        "task": pair.task, "target": pair.target, "temperature": temperature, "batch_size": batch_size,
-        "rule": options.rule_name(), "dtype": target.config.dtype, "seed": _SEED.value,
+        "task": pair.task,
+        "target": pair.target,
+        "temperature": temperature,
+        "batch_size": batch_size,
+        "rule": options.rule_name(),
+        "dtype": target.config.dtype,
+        "seed": _SEED.value,
         **describe(target, plain.batches, plain.generation),
-    }  # fmt: skip
+    }
     for column in side_by_side.compare(
-        console, target, draft, plain, sources,
-        rows_lib.References(references, data.TASKS[pair.task].metric), build=build, run=run,
-        num_timed=_NUM_TIMED.value, repeats=_REPEATS.value,
-    ):  # fmt: skip
+        console,
+        target,
+        draft,
+        plain,
+        sources,
+        rows_lib.References(references, data.TASKS[pair.task].metric),
+        build=build,
+        run=run,
+        num_timed=_NUM_TIMED.value,
+        repeats=_REPEATS.value,
+    ):
         row = column.row
         if column.name.isdecimal() and "c" in row and row["alpha"] != "not applicable":
             num_draft = int(column.name)
@@ -180,9 +198,12 @@ def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     for arm, offset, color in (("_target_alone", -0.12, "C7"), ("", 0.12, "C0")):
         for percent, marker in ((50, "o"), (90, ">")):
             right.plot(
-                [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows], at + offset, marker, color=color,
+                [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows],
+                at + offset,
+                marker,
+                color=color,
                 label=f"p{percent}, {'speculative' if not arm else 'target alone'}",
-            )  # fmt: skip
+            )
     right.set_xscale("log")
     right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     right.xaxis.set_major_formatter(ticker.ScalarFormatter())

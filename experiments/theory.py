@@ -20,30 +20,43 @@ _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table
 
 # Leviathan et al. 2023. Table 1: alpha, K, operations, speed-up.
 TABLE_1 = (
-    (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44), (0.8, 5, 1.63, 3.69),
-    (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86),
-)  # fmt: skip
+    (0.6, 2, 1.53, 1.96),
+    (0.7, 3, 1.58, 2.53),
+    (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69),
+    (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+)
 # Tables 2 and 4: task, draft, temperature, K, alpha, c, expected and measured speed-up.
 TABLE_4 = (
-    ("EnDe", "small", 0, 7, 0.75, 0.02, 3.2, 3.4), ("EnDe", "base", 0, 7, 0.80, 0.04, 3.3, 2.8),
-    ("EnDe", "large", 0, 7, 0.82, 0.11, 2.5, 1.7), ("EnDe", "small", 1, 7, 0.62, 0.02, 2.3, 2.6),
-    ("EnDe", "base", 1, 5, 0.68, 0.04, 2.4, 2.4), ("EnDe", "large", 1, 3, 0.71, 0.11, 2.0, 1.4),
-    ("CNN/DM", "small", 0, 5, 0.65, 0.02, 2.4, 3.1), ("CNN/DM", "base", 0, 5, 0.73, 0.04, 2.6, 3.0),
-    ("CNN/DM", "large", 0, 3, 0.74, 0.11, 2.0, 2.2), ("CNN/DM", "small", 1, 5, 0.53, 0.02, 1.9, 2.3),
-    ("CNN/DM", "base", 1, 3, 0.55, 0.04, 1.8, 2.2), ("CNN/DM", "large", 1, 3, 0.56, 0.11, 1.6, 1.7),
-)  # fmt: skip
+    ("EnDe", "small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+    ("EnDe", "base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+    ("EnDe", "large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+    ("EnDe", "small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+    ("EnDe", "base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+    ("EnDe", "large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+    ("CNN/DM", "small", 0, 5, 0.65, 0.02, 2.4, 3.1),
+    ("CNN/DM", "base", 0, 5, 0.73, 0.04, 2.6, 3.0),
+    ("CNN/DM", "large", 0, 3, 0.74, 0.11, 2.0, 2.2),
+    ("CNN/DM", "small", 1, 5, 0.53, 0.02, 1.9, 2.3),
+    ("CNN/DM", "base", 1, 3, 0.55, 0.04, 1.8, 2.2),
+    ("CNN/DM", "large", 1, 3, 0.56, 0.11, 1.6, 1.7),
+)
 
 
 def table_1() -> list[dict[str, Any]]:
     """Expected tokens and operations, printed and recomputed."""
     return [
         {
-            "alpha": alpha, "num_draft": k, "printed_operations": operations,
+            "alpha": alpha,
+            "num_draft": k,
+            "printed_operations": operations,
             "operations": round(float(analysis.operations_factor(alpha, k)), 2),
-            "printed_tokens": tokens, "tokens": round(float(analysis.expected_tokens(alpha, k)), 2),
+            "printed_tokens": tokens,
+            "tokens": round(float(analysis.expected_tokens(alpha, k)), 2),
         }
         for alpha, k, operations, tokens in TABLE_1
-    ]  # fmt: skip
+    ]
 
 
 def table_4() -> list[dict[str, Any]]:
@@ -58,12 +71,20 @@ def table_4() -> list[dict[str, Any]]:
         low, high = speedup(alpha - 0.005, c + 0.005), speedup(alpha + 0.005, c - 0.005)
         rows.append(
             {
-                "task": task, "draft": draft, "temperature": temperature, "num_draft": k, "alpha": alpha,
-                "c": c, "printed": expected, "recomputed": round(speedup(alpha, c), 2),
-                "range": f"{low:.2f} to {high:.2f}", "paper_measured": measured,
-                "best_num_draft": int(best.num_draft), "best_speedup": round(float(best.speedup), 2),
+                "task": task,
+                "draft": draft,
+                "temperature": temperature,
+                "num_draft": k,
+                "alpha": alpha,
+                "c": c,
+                "printed": expected,
+                "recomputed": round(speedup(alpha, c), 2),
+                "range": f"{low:.2f} to {high:.2f}",
+                "paper_measured": measured,
+                "best_num_draft": int(best.num_draft),
+                "best_speedup": round(float(best.speedup), 2),
             }
-        )  # fmt: skip
+        )
     return rows
 
 

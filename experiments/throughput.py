@@ -37,9 +37,15 @@ def same_as_alone(target: Model, sources: list[str], output: Output, alone: Outp
 
     def request_of(row: int) -> tuple[Request, int]:
         (request,) = arms.requests(
-            target, None, [sources[row]], batch_size=1, sampling=None, seed=0, truncate=True,
+            target,
+            None,
+            [sources[row]],
+            batch_size=1,
+            sampling=None,
+            seed=0,
+            truncate=True,
             max_new_tokens=_MAX_NEW_TOKENS.value,
-        )  # fmt: skip
+        )
         return request, 0
 
     found = identity.differences(alone.token_ids, output.token_ids, request_of)
@@ -52,9 +58,14 @@ def measure_batch(
 ) -> dict[str, Any]:
     """A line of the table: both arms at one batch size."""
     run = functools.partial(
-        api.generate_all, target, sources, batch_size=batch_size, drafter=drafter, truncate=True,
+        api.generate_all,
+        target,
+        sources,
+        batch_size=batch_size,
+        drafter=drafter,
+        truncate=True,
         max_new_tokens=_MAX_NEW_TOKENS.value,
-    )  # fmt: skip
+    )
     names = {"fixed": batch_size, "refilled": corpus.eighth(batch_size, target.mesh)}
     outputs: dict[str, Output] = {}
     for name, num_refilled in names.items():
@@ -71,15 +82,18 @@ def measure_batch(
     num_tokens = int(total.num_emitted[0])
     gain = measure.Spread.of([turn["fixed"] / turn["refilled"] for turn in turns])
     return {
-        "batch_size": batch_size, "num_refilled": names["refilled"], "num_examples": len(sources),
-        "num_tokens": num_tokens, "tokens_per_target_call": float(total.tau[0]),
+        "batch_size": batch_size,
+        "num_refilled": names["refilled"],
+        "num_examples": len(sources),
+        "num_tokens": num_tokens,
+        "tokens_per_target_call": float(total.tau[0]),
         **{
             f"tokens_per_second_{name}": str(measure.Spread.of([num_tokens / turn[name] for turn in turns]))
             for name in names
         },
         **gain.named("speedup"),
         **same_as_alone(target, sources, outputs["refilled"], alone),
-    }  # fmt: skip
+    }
 
 
 def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:

@@ -41,9 +41,14 @@ class ToyHeads:
         return features
 
     def decode(
-        self, params: jax.Array, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout,
+        self,
+        params: jax.Array,
+        cache: cache_lib.Cache,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        layout: Layout,
         num_masks: int = 0,
-    ) -> tuple[jax.Array, cache_lib.Cache]:  # fmt: skip
+    ) -> tuple[jax.Array, cache_lib.Cache]:
         """Writes a number for each pair and mask, then adds up those that each sees, by their places."""
         pairs = (17 * hidden[..., 0].astype(jnp.int32) + tokens + 1) % NUM_CONTEXTS
         masks = jnp.broadcast_to(

@@ -82,9 +82,14 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of initial params, dropout and shufflin
 _SHAPE = {
     name: flags.DEFINE_integer(name, default, f"Model shape: {name}.")
     for name, default in {
-        "d_model": 384, "d_kv": 64, "d_ff": 1536, "num_heads": 6, "num_layers": 3, "num_decoder_layers": 6,
+        "d_model": 384,
+        "d_kv": 64,
+        "d_ff": 1536,
+        "num_heads": 6,
+        "num_layers": 3,
+        "num_decoder_layers": 6,
     }.items()
-}  # fmt: skip
+}
 
 Validate = Callable[[Any], dict[str, float]]
 
@@ -119,9 +124,15 @@ def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
 
 def read_optimization() -> Optimization:
     return Optimization(
-        _OPTIMIZER.value, _RATE.value, _WARMUP.value, _STEPS.value, _DECAY.value, _WEIGHT_DECAY.value,
-        _GRAD_NORM.value, _ACCUMULATED.value,
-    )  # fmt: skip
+        _OPTIMIZER.value,
+        _RATE.value,
+        _WARMUP.value,
+        _STEPS.value,
+        _DECAY.value,
+        _WEIGHT_DECAY.value,
+        _GRAD_NORM.value,
+        _ACCUMULATED.value,
+    )
 
 
 def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
@@ -186,16 +197,24 @@ def identity() -> dict[str, Any]:
     files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     run = {
-        "splits": _SPLITS.value, "export_by": _EXPORT_BY.value, "train_targets": hashes,
-        "num_validation": _NUM_VALIDATION.value, "bleu_examples": _BLEU.value,
-    }  # fmt: skip
+        "splits": _SPLITS.value,
+        "export_by": _EXPORT_BY.value,
+        "train_targets": hashes,
+        "num_validation": _NUM_VALIDATION.value,
+        "bleu_examples": _BLEU.value,
+    }
     return training_data.fingerprint() | run
 
 
 def train(
-    console: Console, saved: checkpoints.Checkpoints, state: TrainState, best: stopping.Best, step: loop.Step,
-    batches: data.Stream, validate: Validate,
-) -> tuple[TrainState, stopping.Best]:  # fmt: skip
+    console: Console,
+    saved: checkpoints.Checkpoints,
+    state: TrainState,
+    best: stopping.Best,
+    step: loop.Step,
+    batches: data.Stream,
+    validate: Validate,
+) -> tuple[TrainState, stopping.Best]:
     """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
 
     def report(state: TrainState, progress: loop.Progress) -> bool:
@@ -236,9 +255,13 @@ def main(argv: list[str]) -> None:
         module = t5.T5(config)
         validate = make_validate(module, mesh, tokenizer)
     batches = data.stream(
-        texts, training_data.encoder(tokenizer), batch_size=_BATCH_SIZE.value, shapes=training_data.shapes(),
-        seed=_SEED.value, truncate_sources=training_data.truncate_sources(),
-    )  # fmt: skip
+        texts,
+        training_data.encoder(tokenizer),
+        batch_size=_BATCH_SIZE.value,
+        shapes=training_data.shapes(),
+        seed=_SEED.value,
+        truncate_sources=training_data.truncate_sources(),
+    )
     console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(texts)} training pairs")
     saved = checkpoints.Checkpoints(_OUTPUT.value)
     state, best = start_or_resume(saved, params, optimization, mesh, batches)

@@ -33,9 +33,7 @@ _SPLITS = flags.DEFINE_list("splits", ["train", "validation"], "For training and
 _NUM_SEQUENCES = flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
 _NUM_HELD_OUT = flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
 _NUM_IDS = flags.DEFINE_integer(
-    "num_draft_ids",
-    0,
-    "Ids that the heads can say, the target's most frequent; 0: all, by its own head.",
+    "num_draft_ids", 0, "Ids that the heads can say, the target's most frequent; 0: all, by its own head."
 )
 _NUM_STEPS_AHEAD = flags.DEFINE_integer("num_steps_ahead", 5, "Positions ahead that are trained.")
 _SHAPE = {
@@ -67,9 +65,15 @@ def texts(console: Console, target: Model, split: str, count: int) -> list[data.
     made: list[data.Pair] = []
     for temperature in (1.0, 0.0):
         made += outputs.said(
-            console, target, _TARGET.value, pairs, folder / f"{split}_t{temperature:g}.json",
-            temperature=temperature, seed=_SEED.value, max_new_tokens=training_data.max_new_tokens(),
-        )  # fmt: skip
+            console,
+            target,
+            _TARGET.value,
+            pairs,
+            folder / f"{split}_t{temperature:g}.json",
+            temperature=temperature,
+            seed=_SEED.value,
+            max_new_tokens=training_data.max_new_tokens(),
+        )
     return made
 
 
@@ -81,9 +85,13 @@ def read_config(target: Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsCon
         ids = tuple(sorted(token for token, _ in counts.most_common(_NUM_IDS.value)))
     shape = {name: flag.value or getattr(target.config, name) for name, flag in _SHAPE.items()}
     config = heads_lib.HeadsConfig(
-        _KIND.value, _NUM_STEPS_AHEAD.value, **shape, num_layers=_LAYERS.value, draft_ids=ids,
+        _KIND.value,
+        _NUM_STEPS_AHEAD.value,
+        **shape,
+        num_layers=_LAYERS.value,
+        draft_ids=ids,
         feature_layers=tuple(int(layer) for layer in _FEATURES.value),
-    )  # fmt: skip
+    )
     config.check(target.config)
     return config
 
@@ -104,18 +112,29 @@ def training_batches(pairs: Sequence[data.Pair], start_step: int) -> Iterator[da
 def identity(target: Model, config: heads_lib.HeadsConfig, num_texts: int) -> dict[str, Any]:
     """What a run that is resumed must share with the one that was stopped."""
     return {
-        **training_data.fingerprint(), "target": heads_io.fingerprint(target.params), "splits": _SPLITS.value,
-        "num_texts": num_texts, "buckets": [list(shape) for shape in training_data.shapes()],
-        "batch_size": _BATCH_SIZE.value, "optimizer": _OPTIMIZER.value, "learning_rate": _RATE.value,
-        "warmup_steps": _WARMUP.value, "num_steps": _STEPS.value, "seed": _SEED.value, "kind": config.kind,
+        **training_data.fingerprint(),
+        "target": heads_io.fingerprint(target.params),
+        "splits": _SPLITS.value,
+        "num_texts": num_texts,
+        "buckets": [list(shape) for shape in training_data.shapes()],
+        "batch_size": _BATCH_SIZE.value,
+        "optimizer": _OPTIMIZER.value,
+        "learning_rate": _RATE.value,
+        "warmup_steps": _WARMUP.value,
+        "num_steps": _STEPS.value,
+        "seed": _SEED.value,
+        "kind": config.kind,
         "config": list(map(str, dataclasses.astuple(config))),
-    }  # fmt: skip
+    }
 
 
 def start_or_resume(
-    console: Console, saved: checkpoints.Checkpoints, params: Any, optimization: Optimization,
+    console: Console,
+    saved: checkpoints.Checkpoints,
+    params: Any,
+    optimization: Optimization,
     run: dict[str, Any],
-) -> TrainState:  # fmt: skip
+) -> TrainState:
     """The newest checkpoint, if there is one."""
     found = resuming.restored(saved, abstract_state(params, optimization, rules=sharding.REPLICATED), run)
     if found is None:
@@ -137,9 +156,13 @@ def show(console: Console, now: loop.Progress, overlap: Sequence[float], agree: 
 
 
 def train(
-    console: Console, saved: checkpoints.Checkpoints, target: Model, network: heads_lib.HeadsNetwork,
-    pairs: Sequence[data.Pair], held_out: Sequence[data.Pair],
-) -> TrainState:  # fmt: skip
+    console: Console,
+    saved: checkpoints.Checkpoints,
+    target: Model,
+    network: heads_lib.HeadsNetwork,
+    pairs: Sequence[data.Pair],
+    held_out: Sequence[data.Pair],
+) -> TrainState:
     """Runs the loop, from the newest checkpoint if there is one; reports and checkpoints."""
     config, frozen = network.config, network.frozen(target.params)
     params = heads_io.init(network, target.params, _SEED.value)
@@ -159,9 +182,13 @@ def train(
         return True
 
     return loop.run(
-        state, lambda state, batch: step(state, teacher(batch)), training_batches(pairs, int(state.step)),
-        _STEPS.value, _REPORT.value, report,
-    )  # fmt: skip
+        state,
+        lambda state, batch: step(state, teacher(batch)),
+        training_batches(pairs, int(state.step)),
+        _STEPS.value,
+        _REPORT.value,
+        report,
+    )
 
 
 def main(argv: list[str]) -> None:

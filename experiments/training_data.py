@@ -11,9 +11,10 @@ from specjax import data
 
 _TASK = tasks.define_task()
 _BUCKETS = flags.DEFINE_list(
-    "buckets", ["12", "16", "20", "24", "28", "32", "40", "48"],
+    "buckets",
+    ["12", "16", "20", "24", "28", "32", "40", "48"],
     "Padded lengths in tokens, growing: of both sides, or SOURCE:TARGET. A program is compiled for each.",
-)  # fmt: skip
+)
 _TRUNCATE = flags.DEFINE_bool(
     "truncate_sources", False, "Cut sources that are over the last of --buckets, instead of leaving them out."
 )

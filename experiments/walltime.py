@@ -47,11 +47,18 @@ def build(target: t5.T5Config, params: Any, drafter: Any, drafter_params: Any, r
     """Requests of random tokens that run to their limit."""
     return [
         shapes.request(
-            target, params, (_BATCH_SIZE.value, _SOURCE.value), _NEW_TOKENS.value, drafter=drafter,
-            drafter_params=drafter_params, rule=rule, sampling=Sampling(), seed=seed,
+            target,
+            params,
+            (_BATCH_SIZE.value, _SOURCE.value),
+            _NEW_TOKENS.value,
+            drafter=drafter,
+            drafter_params=drafter_params,
+            rule=rule,
+            sampling=Sampling(),
+            seed=seed,
         )
         for seed in range(_NUM_RUNS.value)
-    ]  # fmt: skip
+    ]
 
 
 def verify_curve(request: Request) -> list[dict[str, Any]]:

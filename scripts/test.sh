@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks everything: ruff, mypy, pytest. Run it from any directory, as often as you like:
+# Checks everything: ruff (lint and format), mypy, pytest. Run it from any directory, as often as you like:
 #
 #   bash scripts/test.sh                      all checks
 #   bash scripts/test.sh -k cache -n 0        arguments go to pytest
@@ -18,6 +18,7 @@ fi
 
 echo "test.sh: ruff"
 "$venv/bin/python" -m ruff check .
+"$venv/bin/python" -m ruff format --check .
 echo "test.sh: mypy"
 "$venv/bin/python" -m mypy specjax
 echo "test.sh: pytest"

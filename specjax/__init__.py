@@ -7,6 +7,20 @@ from specjax.sampling import Sampling
 from specjax.texts import Output
 
 __all__ = [
-    "Model", "Output", "Sampling", "acceptance", "controller", "decode", "drafters", "generate",
-    "generate_all", "int8", "load", "load_heads", "rounds", "sharding", "staged", "types",
-]  # fmt: skip
+    "Model",
+    "Output",
+    "Sampling",
+    "acceptance",
+    "controller",
+    "decode",
+    "drafters",
+    "generate",
+    "generate_all",
+    "int8",
+    "load",
+    "load_heads",
+    "rounds",
+    "sharding",
+    "staged",
+    "types",
+]

@@ -140,9 +140,15 @@ class Memory(NamedTuple):
 
 
 def memory(
-    config: Any, *, num_params: int, batch_size: int, num_source: int, num_slots: int, num_new: int,
+    config: Any,
+    *,
+    num_params: int,
+    batch_size: int,
+    num_source: int,
+    num_slots: int,
+    num_new: int,
     bytes_per_number: int = 4,
-) -> Memory:  # fmt: skip
+) -> Memory:
     """What one model takes.
 
     Args:
@@ -156,9 +162,15 @@ def memory(
 
 
 def _memory(
-    config: Any, num_bytes: int, rows: int, heads: int, num_source: int, num_slots: int, num_new: int,
+    config: Any,
+    num_bytes: int,
+    rows: int,
+    heads: int,
+    num_source: int,
+    num_slots: int,
+    num_new: int,
     itemsize: int,
-) -> Memory:  # fmt: skip
+) -> Memory:
     """What `num_bytes` of weights take with `rows` of the batch and `heads` of the model beside them."""
     width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
     logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
@@ -212,9 +224,15 @@ def decoder_call(
 
 
 def memory_per_device(
-    config: Any, params: Any, cache_sharding: Any, *, batch_size: int, num_source: int, num_slots: int,
+    config: Any,
+    params: Any,
+    cache_sharding: Any,
+    *,
+    batch_size: int,
+    num_source: int,
+    num_slots: int,
     num_new: int,
-) -> Memory:  # fmt: skip
+) -> Memory:
     """What one model takes of each device of a mesh; nothing need be loaded.
 
     Args:

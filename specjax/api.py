@@ -166,9 +166,12 @@ def generate_all(
     num_emitted, report = 0, on_progress or (lambda done, tokens: None)
     report(len(done.records), num_emitted)
     for finished in corpus.decode_all(
-        lambda width, some: request(width, [left[i] for i in some]), [len(rows[i]) for i in left],
-        data.SOURCE_BUCKETS, batch_size, num_refilled,
-    ):  # fmt: skip
+        lambda width, some: request(width, [left[i] for i in some]),
+        [len(rows[i]) for i in left],
+        data.SOURCE_BUCKETS,
+        batch_size,
+        num_refilled,
+    ):
         done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
         num_emitted += int(finished.generation.length.sum())
         report(len(done.records), num_emitted)
@@ -205,9 +208,14 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _what_outputs_depend_on(
-    target: Model, rows: list[list[int]], seeds: np.ndarray, drafter: BoundDrafter | None, rule: Any,
-    sampling: Sampling | None, max_new_tokens: int,
-) -> dict[str, Any]:  # fmt: skip
+    target: Model,
+    rows: list[list[int]],
+    seeds: np.ndarray,
+    drafter: BoundDrafter | None,
+    rule: Any,
+    sampling: Sampling | None,
+    max_new_tokens: int,
+) -> dict[str, Any]:
     """What a journal begins with."""
     digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
     return {
@@ -226,10 +234,15 @@ def prepare(
 ) -> Request:
     """`request.prepare` with what the model says of its ids."""
     return request_lib.prepare(
-        target.network, target.params, source_ids, source_mask,
-        drafter=drafter and drafter.drafter, drafter_params=drafter and drafter.params,
-        num_ids=target.num_ids, **target.config.special_ids | options,
-    )  # fmt: skip
+        target.network,
+        target.params,
+        source_ids,
+        source_mask,
+        drafter=drafter and drafter.drafter,
+        drafter_params=drafter and drafter.params,
+        num_ids=target.num_ids,
+        **target.config.special_ids | options,
+    )
 
 
 def repeat_options(sampling: Sampling, times: int) -> Sampling:

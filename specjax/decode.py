@@ -180,11 +180,24 @@ def generate(
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
     request = prepare(
-        target, target_params, source_ids, source_mask, drafter=drafter,
-        drafter_params=drafter_params, rule=rule, sampling=sampling,
-        max_new_tokens=max_new_tokens, seed=seed, prefix=prefix, prefix_length=prefix_length,
-        length_bucket=length_bucket, eos_ids=eos_ids, pad_id=pad_id, start_id=start_id, num_ids=num_ids,
-    )  # fmt: skip
+        target,
+        target_params,
+        source_ids,
+        source_mask,
+        drafter=drafter,
+        drafter_params=drafter_params,
+        rule=rule,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        prefix=prefix,
+        prefix_length=prefix_length,
+        length_bucket=length_bucket,
+        eos_ids=eos_ids,
+        pad_id=pad_id,
+        start_id=start_id,
+        num_ids=num_ids,
+    )
     return generate_requested(request, on_round, stop)
 
 

@@ -50,9 +50,11 @@ class Model:
 
 
 def load(
-    name_or_directory: str | os.PathLike, dtype: str | None = None, mesh: jax.sharding.Mesh | None = None,
+    name_or_directory: str | os.PathLike,
+    dtype: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
-) -> Model:  # fmt: skip
+) -> Model:
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
 
     Args:
@@ -100,8 +102,9 @@ def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules 
     shapes = convert.shapes(config)
     placed = jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        shapes, sharding.param_shardings(shapes, mesh, rules),
-    )  # fmt: skip
+        shapes,
+        sharding.param_shardings(shapes, mesh, rules),
+    )
     return Model(t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules)), placed, None)
 
 

@@ -22,9 +22,16 @@ from specjax.types import Context, Draft, FinishReason, Options, Round, Stats
 
 
 def prefill(
-    program: Program, params: AllParams, source_ids: jax.Array, source_mask: jax.Array,
-    prefix: jax.Array, prefix_length: jax.Array, options: Options, limit: jax.Array, seeds: jax.Array,
-) -> LoopState:  # fmt: skip
+    program: Program,
+    params: AllParams,
+    source_ids: jax.Array,
+    source_mask: jax.Array,
+    prefix: jax.Array,
+    prefix_length: jax.Array,
+    options: Options,
+    limit: jax.Array,
+    seeds: jax.Array,
+) -> LoopState:
     """Encodes the sources, feeds the decoder prefix, and lays out the buffers.
 
     Args:

@@ -96,9 +96,14 @@ def refuse_unknown(names: Set[str], what: str = "speculative decoding") -> None:
 
 
 def per_row(
-    name: str, value: Any, num_rows: int, dtype: Any, low: float = 0, closed: bool = True,
+    name: str,
+    value: Any,
+    num_rows: int,
+    dtype: Any,
+    low: float = 0,
+    closed: bool = True,
     high: float = np.inf,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """`value` as `[B]` of `dtype`; what is not traced is checked.
 
     Raises:

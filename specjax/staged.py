@@ -123,9 +123,13 @@ class StagedDrafter:
         return self._run(params, context, draws, jnp.full_like(context.length, self.num_draft), state)
 
     def propose_up_to(
-        self, params: StagedParams, state: StagedState, context: Context, draws: Draws | None,
+        self,
+        params: StagedParams,
+        state: StagedState,
+        context: Context,
+        draws: Draws | None,
         wanted: jax.Array,
-    ) -> tuple[Draft, StagedState]:  # fmt: skip
+    ) -> tuple[Draft, StagedState]:
         """The same, cut to `wanted` `[B]`; no inner round where no row wants any."""
         run = functools.partial(self._run, params, context, draws, wanted)
         nothing = self._empty(params, state, context, draws)

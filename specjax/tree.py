@@ -153,9 +153,12 @@ def layout_of(
 
 
 def draft(
-    tree: Tree, tokens: jax.Array, probs: jax.Array | None = None, with_replacement: bool = False,
+    tree: Tree,
+    tokens: jax.Array,
+    probs: jax.Array | None = None,
+    with_replacement: bool = False,
     num_candidates: int | None = None,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """The draft of a tree's valid nodes; the others as of `types.Draft`."""
     num_drafted = tree.valid.sum(1, dtype=jnp.int32)
     return Draft(tokens, num_drafted, probs, tree, with_replacement, num_candidates)

@@ -32,11 +32,19 @@ def test_operations_are_those_of_table_1(alpha, num_draft, printed):
 
 
 TABLE_4 = [
-    (0.75, 7, 0.02, 3.2), (0.80, 7, 0.04, 3.3), (0.82, 7, 0.11, 2.5),
-    (0.62, 7, 0.02, 2.3), (0.68, 5, 0.04, 2.4), (0.71, 3, 0.11, 2.0),
-    (0.65, 5, 0.02, 2.4), (0.73, 5, 0.04, 2.6), (0.74, 3, 0.11, 2.0),
-    (0.53, 5, 0.02, 1.9), (0.55, 3, 0.04, 1.8), (0.56, 3, 0.11, 1.6),
-]  # fmt: skip
+    (0.75, 7, 0.02, 3.2),
+    (0.80, 7, 0.04, 3.3),
+    (0.82, 7, 0.11, 2.5),
+    (0.62, 7, 0.02, 2.3),
+    (0.68, 5, 0.04, 2.4),
+    (0.71, 3, 0.11, 2.0),
+    (0.65, 5, 0.02, 2.4),
+    (0.73, 5, 0.04, 2.6),
+    (0.74, 3, 0.11, 2.0),
+    (0.53, 5, 0.02, 1.9),
+    (0.55, 3, 0.04, 1.8),
+    (0.56, 3, 0.11, 1.6),
+]
 # Their printed alpha and c are rounded too coarsely to give the printed speed-up.
 COARSE = [(0.68, 5, 0.04, 2.4), (0.71, 3, 0.11, 2.0), (0.56, 3, 0.11, 1.6)]
 
@@ -95,9 +103,14 @@ def test_memory_of_t5_11b_is_its_weights_and_caches():
     """Bytes by hand: bfloat16, batch 2, 100 source tokens, 50 slots, K = 4."""
     config = t5.PRESETS["t5-11b"]
     memory = analysis.memory(
-        config, num_params=11_307_321_344, batch_size=2, num_source=100, num_slots=50, num_new=5,
+        config,
+        num_params=11_307_321_344,
+        batch_size=2,
+        num_source=100,
+        num_slots=50,
+        num_new=5,
         bytes_per_number=2,
-    )  # fmt: skip
+    )
     assert memory.params == 22_614_642_688
     assert memory.cache == 2 * 2 * 24 * 128 * 128 * 50 * 2
     assert memory.cross == 2 * memory.cache
@@ -108,11 +121,20 @@ def test_memory_of_t5_11b_is_its_weights_and_caches():
 @pytest.mark.parametrize(
     "alpha, c, num_draft, speedup",
     [
-        (0.5, 0.01, 5, 1.88), (0.5, 0.2, 1, 1.25), (0.6, 0.02, 6, 2.17), (0.65, 0.05, 5, 2.11),
-        (0.7, 0.1, 4, 1.98), (0.7, 0.2, 3, 1.58), (0.75, 0.02, 9, 3.20), (0.8, 0.05, 8, 3.09),
-        (0.85, 0.1, 7, 2.85), (0.9, 0.1, 10, 3.43), (0.9, 0.2, 7, 2.37), (0.95, 0.01, 40, 12.5),
+        (0.5, 0.01, 5, 1.88),
+        (0.5, 0.2, 1, 1.25),
+        (0.6, 0.02, 6, 2.17),
+        (0.65, 0.05, 5, 2.11),
+        (0.7, 0.1, 4, 1.98),
+        (0.7, 0.2, 3, 1.58),
+        (0.75, 0.02, 9, 3.20),
+        (0.8, 0.05, 8, 3.09),
+        (0.85, 0.1, 7, 2.85),
+        (0.9, 0.1, 10, 3.43),
+        (0.9, 0.2, 7, 2.37),
+        (0.95, 0.01, 40, 12.5),
     ],
-)  # fmt: skip
+)
 def test_the_best_length_is_that_of_an_exhaustive_search(alpha, c, num_draft, speedup):
     """Values worked out apart from this code."""
     best = analysis.best_num_draft(alpha, c)
@@ -145,10 +167,11 @@ def test_a_decoder_call_reads_what_a_t5_has():
     leaves = jax.tree_util.tree_leaves_with_path(convert.shapes(config))
     sizes = {jax.tree_util.keystr(path): x.size for path, x in leaves}
     read = sum(
-        size for name, size in sizes.items()
+        size
+        for name, size in sizes.items()
         if ("decoder_layers" in name or "head" in name)
         and not any(part in name for part in ("scale", "['cross']['k']", "['cross']['v']"))
-    )  # fmt: skip
+    )
     one, eight = (
         analysis.decoder_call(config, num_new=n, batch_size=2, num_source=5, num_cached=7, bytes_per_number=2)
         for n in (1, 8)

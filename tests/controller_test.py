@@ -25,9 +25,17 @@ SOURCES = np.random.default_rng(0).integers(0, V, (6, 3))
 
 def run(drafter, params, rows=slice(None), **options):
     return decode.generate(
-        NETWORK, TARGET, SOURCES[rows], np.ones(SOURCES[rows].shape, bool), drafter=drafter,
-        drafter_params=params, max_new_tokens=30, seed=np.arange(6)[rows], eos_ids=(), **options,
-    )  # fmt: skip
+        NETWORK,
+        TARGET,
+        SOURCES[rows],
+        np.ones(SOURCES[rows].shape, bool),
+        drafter=drafter,
+        drafter_params=params,
+        max_new_tokens=30,
+        seed=np.arange(6)[rows],
+        eos_ids=(),
+        **options,
+    )
 
 
 def bound(draft_params, costs, num_draft=4, **settings):
@@ -55,13 +63,12 @@ ADAPTED = {
     "eagle": adapted(drafters.EagleDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
     "one_pass": adapted(drafters.OnePassDrafter(HEADS, 4), DRAFT, CHAIN_COSTS),
     "staged": adapted(
-        StagedDrafter(NETWORK, 4, ModelDrafter(NETWORK, 1)), StagedParams(DRAFT, TARGET),
-        CHAIN_COSTS,
+        StagedDrafter(NETWORK, 4, ModelDrafter(NETWORK, 1)), StagedParams(DRAFT, TARGET), CHAIN_COSTS
     ),
     "model tree": adapted(drafters.ModelTreeDrafter(NETWORK, (2, 1)), DRAFT, {4: 1.5}),
     "medusa": adapted(drafters.MedusaDrafter(HEADS, (2, 1)), DRAFT, {4: 1.5}),
     "eagle tree": adapted(drafters.EagleTreeDrafter(HEADS, 4, 2, 2), DRAFT, {4: 1.5}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ADAPTED)
@@ -102,9 +109,16 @@ def test_rows_that_have_ended_ask_for_nothing():
     """A batch of an ended row and one that does not draft runs plain steps."""
     drafter = bound(DRAFT, {4: 1.5})
     program, params, inputs = prepare(
-        NETWORK, TARGET, SOURCES, np.ones(SOURCES.shape, bool), drafter=drafter, drafter_params=DRAFT,
-        max_new_tokens=[0, 1, 2, 3, 30, 30], seed=0, eos_ids=(),
-    )  # fmt: skip
+        NETWORK,
+        TARGET,
+        SOURCES,
+        np.ones(SOURCES.shape, bool),
+        drafter=drafter,
+        drafter_params=DRAFT,
+        max_new_tokens=[0, 1, 2, 3, 30, 30],
+        seed=0,
+        eos_ids=(),
+    )
     state = decode.jitted_prefill(program, params, **inputs)
     draft, _ = drafter.propose(DRAFT, state.drafter_state, state.context, None)
     np.testing.assert_array_equal(draft.num_drafted, [0, 0, 1, 2, 4, 4])

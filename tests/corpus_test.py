@@ -26,11 +26,18 @@ def request(num_draft, temperature):
         ids = np.array([np.pad(SOURCES[i], (0, width - LENGTHS[i])) for i in these])
         mask = np.arange(width)[None] < np.array([LENGTHS[i] for i in these])[:, None]
         return prepare(
-            TOY, TABLE, ids, mask, drafter=ModelDrafter(TOY, num_draft) if num_draft else None,
-            drafter_params=DRAFT_TABLE if num_draft else None, sampling=Sampling(temperature=temperature),
-            max_new_tokens=LIMITS[list(these)], length_bucket=16, seed=np.array(these, np.uint32),
+            TOY,
+            TABLE,
+            ids,
+            mask,
+            drafter=ModelDrafter(TOY, num_draft) if num_draft else None,
+            drafter_params=DRAFT_TABLE if num_draft else None,
+            sampling=Sampling(temperature=temperature),
+            max_new_tokens=LIMITS[list(these)],
+            length_bucket=16,
+            seed=np.array(these, np.uint32),
             eos_ids=(1, 3),
-        )  # fmt: skip
+        )
 
     return make
 

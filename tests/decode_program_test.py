@@ -83,9 +83,16 @@ def test_works_under_the_users_own_jit():
     @jax.jit
     def run(table, sources, mask, limit, temperature, seed):
         return decode.generate(
-            TOY, table, sources, mask, max_new_tokens=limit, sampling=Sampling(temperature=temperature),
-            seed=seed, length_bucket=BUCKET, eos_ids=(),
-        )  # fmt: skip
+            TOY,
+            table,
+            sources,
+            mask,
+            max_new_tokens=limit,
+            sampling=Sampling(temperature=temperature),
+            seed=seed,
+            length_bucket=BUCKET,
+            eos_ids=(),
+        )
 
     output = run(jnp.asarray(TABLE), SOURCES, SOURCE_MASK, jnp.asarray(LIMITS), 0.0, 0)
     for row in range(NUM_ROWS):
@@ -101,10 +108,16 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
     rng = np.random.default_rng(0)
     for call in range(5):
         decode.generate(
-            exact_law.ToyNetwork(V), jnp.asarray(TABLE), rng.integers(0, V, (3, 6)), np.ones((3, 6), bool),
-            drafter=ModelDrafter(exact_law.ToyNetwork(V), 2), drafter_params=jnp.asarray(DRAFT_TABLE),
-            sampling=Sampling(temperature=call / 4), max_new_tokens=[4 + call, 16, 9], seed=call,
-        )  # fmt: skip
+            exact_law.ToyNetwork(V),
+            jnp.asarray(TABLE),
+            rng.integers(0, V, (3, 6)),
+            np.ones((3, 6), bool),
+            drafter=ModelDrafter(exact_law.ToyNetwork(V), 2),
+            drafter_params=jnp.asarray(DRAFT_TABLE),
+            sampling=Sampling(temperature=call / 4),
+            max_new_tokens=[4 + call, 16, 9],
+            seed=call,
+        )
     assert decode.jitted_generate._cache_size() == before + 1
 
 

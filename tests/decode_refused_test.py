@@ -10,11 +10,7 @@ from specjax.drafters.model_tree import ModelTreeDrafter
 from specjax.models import t5
 from specjax.sampling import Sampling
 from tests.tiny_t5 import DRAFT_CONFIG
-from tests.toy_batch import (
-    DRAFT_TABLE,
-    TABLE,
-    TOY,
-)
+from tests.toy_batch import DRAFT_TABLE, TABLE, TOY
 
 IDS, MASK = np.ones((2, 3), np.int32), np.ones((2, 3), bool)
 REFUSED = {
@@ -39,7 +35,9 @@ REFUSED = {
     "more ids than the vocabulary": (dict(num_ids=41), "num_ids"),
     "chain rule for a tree": (
         dict(
-            drafter=ModelTreeDrafter(TOY, (2, 1)), drafter_params=DRAFT_TABLE, rule=acceptance.block,
+            drafter=ModelTreeDrafter(TOY, (2, 1)),
+            drafter_params=DRAFT_TABLE,
+            rule=acceptance.block,
             sampling=Sampling(),
         ),
         "use rule=multi_round",
@@ -48,7 +46,7 @@ REFUSED = {
         dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), 2, share_encoder=True)),
         "share_encoder=True.*8.*1",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

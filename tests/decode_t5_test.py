@@ -15,16 +15,7 @@ from specjax.models import t5
 from specjax.request import prepare
 from specjax.sampling import Sampling
 from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands, random_params
-from tests.toy_batch import (
-    BUCKET,
-    LIMITS,
-    MIXED,
-    NUM_ROWS,
-    SEEDS,
-    SOURCE_MASK,
-    SOURCES,
-    V,
-)
+from tests.toy_batch import BUCKET, LIMITS, MIXED, NUM_ROWS, SEEDS, SOURCE_MASK, SOURCES, V
 
 
 def bigram_params(config: t5.T5Config, seed: int):

@@ -236,10 +236,18 @@ def test_draft_padded_to_another_vocabulary_runs(temperature):
     outputs = []
     for width in (36, 38, 40):
         output = decode.generate(
-            TOY, jnp.asarray(table), SOURCES, SOURCE_MASK, seed=SEEDS, max_new_tokens=BUCKET, eos_ids=(),
-            drafter=ModelDrafter(exact_law.ToyNetwork(width), 3), num_ids=36,
-            drafter_params=jnp.asarray(DRAFT_TABLE[:, :width]), sampling=Sampling(temperature=temperature),
-        )  # fmt: skip
+            TOY,
+            jnp.asarray(table),
+            SOURCES,
+            SOURCE_MASK,
+            seed=SEEDS,
+            max_new_tokens=BUCKET,
+            eos_ids=(),
+            drafter=ModelDrafter(exact_law.ToyNetwork(width), 3),
+            num_ids=36,
+            drafter_params=jnp.asarray(DRAFT_TABLE[:, :width]),
+            sampling=Sampling(temperature=temperature),
+        )
         outputs.append(output)
         assert output.tokens.max() < 36
         np.testing.assert_array_equal(output.tokens, outputs[0].tokens)

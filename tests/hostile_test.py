@@ -48,7 +48,8 @@ CALLS = {
     "negative min_p": (dict(sampling=Sampling(min_p=-0.1)), "min_p=-0.1"),
     "penalty of 0": (dict(sampling=Sampling(repetition_penalty=0.0)), "repetition_penalty=0.0"),
     "greedy rule that samples": (
-        dict(rule=acceptance.greedy, sampling=Sampling(), drafter=drafters.prompt_lookup(2)), "rule=greedy",
+        dict(rule=acceptance.greedy, sampling=Sampling(), drafter=drafters.prompt_lookup(2)),
+        "rule=greedy",
     ),
     "beams": (dict(num_beams=4), "num_beams: not supported"),
     "option in the wrong place": (dict(top_p=0.9), r"top_p: give them as sampling=Sampling\(top_p="),
@@ -60,7 +61,7 @@ CALLS = {
     "key as a seed": (dict(seed=jax.random.key(0)), "give whole numbers, not a key"),
     "prefixes of another batch": (dict(decoder_prefix=["a"] * 3), "decoder_prefix has 3 entries"),
     "source that is too long": (dict(prompts=["a" * 600]), r"prompts\[0\] has 601 tokens"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +83,15 @@ OTHERS = {
     "half of K": (lambda: drafters.prompt_lookup(2.5), "num_draft=2.5: must be at least 1"),
     "tree of nothing": (lambda: drafters.tree_from_model(random_model(1), ()), r"branching=\(\)"),
     "tree with a bare level": (
-        lambda: drafters.tree_from_model(random_model(1), (2, 0)), r"branching=\(2, 0\)",
+        lambda: drafters.tree_from_model(random_model(1), (2, 0)),
+        r"branching=\(2, 0\)",
     ),
     "n-grams upside down": (lambda: drafters.prompt_lookup(3, 1, 2), "min_ngram=2, max_ngram=1"),
     "heads that were not loaded": (lambda: drafters.eagle("captions-eagle"), "heads='captions-eagle': load"),
     "lookahead by unigrams": (lambda: drafters.lookahead(5, 1, 3), "ngram=1"),
     "inner drafter that is none": (
-        lambda: specjax.staged.from_model(random_model(1), 3), "inner=3: give one of",
+        lambda: specjax.staged.from_model(random_model(1), 3),
+        "inner=3: give one of",
     ),
     "text as a tree": (lambda: drafters.tree_from_model(random_model(1), "3x2"), "branching='3x2'"),
     "half an n-gram": (lambda: drafters.prompt_lookup(4, 2.5), "max_ngram=2.5"),
@@ -103,13 +106,13 @@ OTHERS = {
     ),
     "stop of many": (lambda: specjax.generate_all(random_model(0), PROMPTS, stop="x"), "stop: not supported"),
     "costs of another K": (
-        lambda: controller.adaptive(drafters.prompt_lookup(4), {3: 1.5}), "must be the drafter's num_draft=4",
+        lambda: controller.adaptive(drafters.prompt_lookup(4), {3: 1.5}),
+        "must be the drafter's num_draft=4",
     ),
-    "costs of nothing": (
-        lambda: controller.adaptive(drafters.prompt_lookup(4), {4: 0.0}), "must be above 0",
-    ),
+    "costs of nothing": (lambda: controller.adaptive(drafters.prompt_lookup(4), {4: 0.0}), "must be above 0"),
     "chance of acceptance above 1": (
-        lambda: controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}, prior_alpha=1.5), "prior_alpha=1.5",
+        lambda: controller.adaptive(drafters.prompt_lookup(4), {4: 1.5}, prior_alpha=1.5),
+        "prior_alpha=1.5",
     ),
     "mesh of nothing": (lambda: sharding.make_mesh(0, 1), "data=0"),
     "mesh of a million": (lambda: sharding.make_mesh(1000, 1000), "needs 1000000 devices"),
@@ -122,7 +125,7 @@ OTHERS = {
         lambda: specjax.generate_all(random_model(0), PROMPTS, batch_size=2, num_refilled=4),
         "num_refilled=4",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -163,20 +166,24 @@ FILES = {
     "empty folder": (lambda f: (f / "empty").mkdir(), "empty", "has no config.json"),
     "config that is no JSON": (lambda f: _cut(f / "model/config.json"), "model", "is not valid JSON"),
     "config of another model": (
-        lambda f: _set(f / "model/config.json", model_type="bert"), "model", "model_type 'bert'",
+        lambda f: _set(f / "model/config.json", model_type="bert"),
+        "model",
+        "model_type 'bert'",
     ),
     "config of another size": (
-        lambda f: _set(f / "model/config.json", d_model=12), "model", "the config says",
+        lambda f: _set(f / "model/config.json", d_model=12),
+        "model",
+        "the config says",
     ),
-    "half a checkpoint": (
-        lambda f: _cut(f / "model/model.safetensors"), "model", "truncated or corrupt",
-    ),
+    "half a checkpoint": (lambda f: _cut(f / "model/model.safetensors"), "model", "truncated or corrupt"),
     "no weights": (
-        lambda f: (f / "model/model.safetensors").unlink(), "model", "neither model.safetensors nor",
+        lambda f: (f / "model/model.safetensors").unlink(),
+        "model",
+        "neither model.safetensors nor",
     ),
     "no tokenizer": (lambda f: None, "model", "no tokenizer in"),
     "text as a mesh's folder": (lambda f: shutil.rmtree(f / "model"), "model", "no directory"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -119,9 +119,15 @@ def test_the_cache_is_divided_by_rows_and_heads(directory):
     drafter = meshes.bound(directory, target, "model")
     ids, mask = api.encode_sources(target, meshes.PROMPTS)
     request = prepare(
-        target.network, target.params, ids, mask, drafter=drafter.drafter, drafter_params=drafter.params,
-        max_new_tokens=12, seed=0,
-    )  # fmt: skip
+        target.network,
+        target.params,
+        ids,
+        mask,
+        drafter=drafter.drafter,
+        drafter_params=drafter.params,
+        max_new_tokens=12,
+        seed=0,
+    )
     state = decode.jitted_prefill(request.program, request.params, **request.inputs)
     cache, slots = state.cache, request.program.num_slots
     for array in (*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values):

@@ -17,9 +17,17 @@ from specjax.models import convert, heads, heads_io, t5
 from tests.text_model import PIECES, Letters
 
 CONFIG = t5.T5Config(
-    vocab_size=48, d_model=16, d_kv=4, d_ff=32, num_heads=8, num_layers=1, num_decoder_layers=1,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
+    vocab_size=48,
+    d_model=16,
+    d_kv=4,
+    d_ff=32,
+    num_heads=8,
+    num_layers=1,
+    num_decoder_layers=1,
+    gated=True,
+    tied_head=False,
+    scale_logits=False,
+)
 # Eight rows, so that eight devices divide them; lengths differ, and so will what is accepted.
 PROMPTS = ["translate this.", "a b", "the cat sat", "x", "another one here", "yes. no.", "zebra", "q r s t u"]
 NUM_NEW = [9, 12, 5, 12, 12, 7, 12, 12]
@@ -79,9 +87,15 @@ def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **opti
         rule = specjax.acceptance.multi_round if name == "tree" else specjax.acceptance.speculative
         for temperature in temperatures:
             output = specjax.generate(
-                target, PROMPTS, drafter=drafter, rule=rule, max_new_tokens=NUM_NEW, seed=7,
-                sampling=specjax.Sampling(temperature=temperature), **options,
-            )  # fmt: skip
+                target,
+                PROMPTS,
+                drafter=drafter,
+                rule=rule,
+                max_new_tokens=NUM_NEW,
+                seed=7,
+                sampling=specjax.Sampling(temperature=temperature),
+                **options,
+            )
             found[f"{name} at {temperature:g}"] = {
                 "ids": output.token_ids,
                 "reasons": output.finish_reasons,

@@ -12,7 +12,7 @@ CNN_DAILYMAIL = {
     "test": [
         {"article": f"article {i}", "highlights": "One .\nTwo .", "publisher": "cnn", "id": f"id{i}"}
         for i in range(3)
-    ],
+    ]
 }
 
 

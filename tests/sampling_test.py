@@ -169,15 +169,22 @@ def test_every_option_belongs_to_its_row():
     seen = np.random.default_rng(4).random((4, 2, 50)) < 0.3
     num_new = np.array([[0, 1], [2, 3], [4, 5], [1, 1]])
     options = dict(
-        temperature=[1.0, 0.0, 0.7, 2.0], top_k=[3, 50, 10, 1], top_p=[0.9, 0.5, 1.0, 0.2],
-        min_p=[0.0, 0.1, 0.3, 0.0], repetition_penalty=[1.0, 2.0, 0.5, 1.3], min_new_tokens=[0, 3, 5, 9],
-    )  # fmt: skip
+        temperature=[1.0, 0.0, 0.7, 2.0],
+        top_k=[3, 50, 10, 1],
+        top_p=[0.9, 0.5, 1.0, 0.2],
+        min_p=[0.0, 0.1, 0.3, 0.0],
+        repetition_penalty=[1.0, 2.0, 0.5, 1.3],
+        min_new_tokens=[0, 3, 5, 9],
+    )
     batch = process(logits, seen=seen, num_new=num_new, eos_ids=(1, 7), **options)
     for row in range(4):
         alone = process(
-            logits[row : row + 1], seen=seen[row : row + 1], num_new=num_new[row : row + 1], eos_ids=(1, 7),
+            logits[row : row + 1],
+            seen=seen[row : row + 1],
+            num_new=num_new[row : row + 1],
+            eos_ids=(1, 7),
             **{name: values[row] for name, values in options.items()},
-        )  # fmt: skip
+        )
         np.testing.assert_array_equal(batch[row], alone[0])
 
 

@@ -11,9 +11,17 @@ from specjax.models import convert, t5
 
 PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
 CONFIG = t5.T5Config(
-    vocab_size=len(PIECES), d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=1,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
+    vocab_size=len(PIECES),
+    d_model=16,
+    d_kv=4,
+    d_ff=32,
+    num_heads=4,
+    num_layers=1,
+    num_decoder_layers=1,
+    gated=True,
+    tied_head=False,
+    scale_logits=False,
+)
 PROMPTS = ["translate this.", "a b"]
 
 

@@ -14,9 +14,17 @@ from specjax.types import Options
 from tests.toy_batch import V
 
 CONFIG = t5.T5Config(
-    vocab_size=V, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=2,
-    gated=True, tied_head=False, scale_logits=False,
-)  # fmt: skip
+    vocab_size=V,
+    d_model=16,
+    d_kv=4,
+    d_ff=32,
+    num_heads=4,
+    num_layers=1,
+    num_decoder_layers=2,
+    gated=True,
+    tied_head=False,
+    scale_logits=False,
+)
 DRAFT_CONFIG = dataclasses.replace(CONFIG, d_model=8, num_decoder_layers=1)
 
 
@@ -44,10 +52,14 @@ def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, n
     program = rounds.Program(target, drafter, acceptance.speculative, bucket, 1, (1,), 0)
     params = rounds.AllParams(convert.shapes(config), convert.shapes(draft_config) if num_draft else None)
     inputs = dict(
-        source_ids=source, source_mask=mask, prefix=shape((2, 1)), prefix_length=shape((2,)),
-        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)), limit=shape((2,)),
+        source_ids=source,
+        source_mask=mask,
+        prefix=shape((2, 1)),
+        prefix_length=shape((2,)),
+        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)),
+        limit=shape((2,)),
         seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
-    )  # fmt: skip
+    )
     state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
     return program, params, state
 

@@ -36,9 +36,15 @@ def argmax_path(row: int, num_tokens: int = BUCKET) -> list[int]:
 
 
 def generate(
-    drafter: int | tuple[int, ...], rows=slice(None), *, draft_table=DRAFT_TABLE, table=TABLE,
-    temperature=0.0, sampling=None, **options,
-):  # fmt: skip
+    drafter: int | tuple[int, ...],
+    rows=slice(None),
+    *,
+    draft_table=DRAFT_TABLE,
+    table=TABLE,
+    temperature=0.0,
+    sampling=None,
+    **options,
+):
     """`decode.generate` on some rows of the toy batch; nothing ends a row but its limit.
 
     `drafter`: K of a chain, or the branching of a tree.
@@ -51,9 +57,14 @@ def generate(
     else:
         drafter = ModelDrafter(TOY, drafter) if drafter else None
     output = decode.generate(
-        TOY, jnp.asarray(table), SOURCES[rows], SOURCE_MASK[rows],
-        drafter=drafter, drafter_params=jnp.asarray(draft_table) if num_draft else None, **options,
-    )  # fmt: skip
+        TOY,
+        jnp.asarray(table),
+        SOURCES[rows],
+        SOURCE_MASK[rows],
+        drafter=drafter,
+        drafter_params=jnp.asarray(draft_table) if num_draft else None,
+        **options,
+    )
     return jax.tree.map(np.asarray, output)
 
 

@@ -183,10 +183,17 @@ def load_or_train_tokenizer(
     else:
         with tempfile.TemporaryDirectory() as scratch:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines), model_prefix=f"{scratch}/spiece", vocab_size=vocab_size,
-                model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+                sentence_iterator=iter(lines),
+                model_prefix=f"{scratch}/spiece",
+                vocab_size=vocab_size,
+                model_type="unigram",
+                character_coverage=1.0,
+                pad_id=0,
+                eos_id=1,
+                unk_id=2,
+                bos_id=-1,
                 minloglevel=2,
-            )  # fmt: skip
+            )
             tokenizer = transformers.T5Tokenizer.from_pretrained(scratch, extra_ids=0)
             tokenizer.save_pretrained(directory)
     return transformers.AutoTokenizer.from_pretrained(directory)

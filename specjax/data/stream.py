@@ -111,10 +111,15 @@ def stream(
     window = min(WINDOW * batch_size, len(range(process_index, len(texts), process_count)))
     batching = _Batching(encode, batch_size, shapes, seed, truncate_sources, window)
     settings = {
-        "num_pairs": len(texts), "batch_size": batch_size, "shapes": [list(shape) for shape in shapes],
-        "seed": seed, "truncate_sources": truncate_sources, "window": window,
-        "process_index": process_index, "process_count": process_count,
-    }  # fmt: skip
+        "num_pairs": len(texts),
+        "batch_size": batch_size,
+        "shapes": [list(shape) for shape in shapes],
+        "seed": seed,
+        "truncate_sources": truncate_sources,
+        "window": window,
+        "process_index": process_index,
+        "process_count": process_count,
+    }
     return Stream(_iterate(texts, batching, process_index, process_count), settings)
 
 

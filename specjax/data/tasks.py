@@ -90,10 +90,12 @@ def _splits(pattern: str) -> dict[str, str]:
 
 
 _WMT14 = Task(
-    "translate English to German: ", "en", "de",
+    "translate English to German: ",
+    "en",
+    "de",
     {"train": "wmt/train*.{}", "validation": "wmt/newstest2013.{}", "test": "wmt/newstest2014.{}"},
     prepared.Dataset("wmt14_translate/de-en:1.0.0", "tensorflow_datasets.translate.wmt14"),
-)  # fmt: skip
+)
 _MULTI30K = dataclasses.replace(
     _WMT14,
     files={
@@ -116,7 +118,9 @@ TASKS: Mapping[str, Task] = {
     "multi30k_en_de": _MULTI30K,
     "multi30k_de_en": _to_english(_MULTI30K),
     "cnn_dailymail": Task(
-        "summarize: ", "article", "highlights",
+        "summarize: ",
+        "article",
+        "highlights",
         _splits("cnn_dm/SPLIT*.jsonl"),
         # Version 3.4.0 holds the texts of 3.0.0: cased, not anonymised.
         prepared.Dataset(
@@ -130,14 +134,18 @@ TASKS: Mapping[str, Task] = {
     ),
     # XDailyDialog: a list of turns in each language.
     "dialogue": Task(
-        "reply: ", "en", "en",
+        "reply: ",
+        "en",
+        "en",
         {"train": "dialog/*part1k*.jsonl", "validation": "dialog/*dev*.jsonl", "test": "dialog/*test*.jsonl"},
         convert=next_turns,
     ),
     # MBPP's own splits are ranges of its tasks, of which 1 to 974 stand in one file. T5's tokenizer
     # drops newlines and some characters of code; ByT5's keeps all.
     "mbpp": Task(
-        "python: ", "text", "code",
+        "python: ",
+        "text",
+        "code",
         {
             "train": "prompts/mbpp.jsonl[600:]",
             "validation": "prompts/mbpp.jsonl[510:600]",
@@ -147,7 +155,7 @@ TASKS: Mapping[str, Task] = {
     "humaneval": Task("", "prompt", "canonical_solution", {"test": "prompts/HumanEval.jsonl"}),
     "text": Task("", "source", "target", _splits("SPLIT.{}")),
     "jsonl": Task("", "source", "target", _splits("SPLIT.jsonl")),
-}  # fmt: skip
+}
 
 
 def load(task: Task, split: str, data_dir: str | pathlib.Path, *, download: bool = False) -> Examples:

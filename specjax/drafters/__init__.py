@@ -181,7 +181,21 @@ def _check_heads(heads: Any, kind: str, depth: int) -> None:
 
 
 __all__ = [
-    "BoundDrafter", "EagleDrafter", "EagleTreeDrafter", "LookaheadDrafter", "MedusaDrafter", "ModelDrafter",
-    "ModelTreeDrafter", "OnePassDrafter", "PromptLookupDrafter", "eagle", "eagle_tree",
-    "from_model", "lookahead", "medusa", "one_pass", "prompt_lookup", "tree_from_model",
-]  # fmt: skip
+    "BoundDrafter",
+    "EagleDrafter",
+    "EagleTreeDrafter",
+    "LookaheadDrafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "ModelTreeDrafter",
+    "OnePassDrafter",
+    "PromptLookupDrafter",
+    "eagle",
+    "eagle_tree",
+    "from_model",
+    "lookahead",
+    "medusa",
+    "one_pass",
+    "prompt_lookup",
+    "tree_from_model",
+]

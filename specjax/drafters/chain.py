@@ -62,10 +62,15 @@ def put(
 
 
 def draw_up_to(
-    draft: Draft, logits: jax.Array, state: State,
+    draft: Draft,
+    logits: jax.Array,
+    state: State,
     feed: Callable[[State, jax.Array], tuple[jax.Array, State]],
-    context: Context, draws: Draws | None, wanted: jax.Array, min_confidence: float,
-) -> tuple[Draft, State]:  # fmt: skip
+    context: Context,
+    draws: Draws | None,
+    wanted: jax.Array,
+    min_confidence: float,
+) -> tuple[Draft, State]:
     """Fills an empty draft, as many steps as some row still has use for.
 
     Args:

@@ -98,9 +98,8 @@ class EagleTreeDrafter:
         return self._run(params, context, state)
 
     def propose_up_to(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None,
-        wanted: jax.Array,
-    ) -> tuple[Draft, pairs.PairState]:  # fmt: skip
+        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, pairs.PairState]:
         """The same for rows that want a tree; none, and no call, where no row does."""
         del draws
         run = lambda state: self._run(params, context, state)  # noqa: E731

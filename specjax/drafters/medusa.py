@@ -72,9 +72,8 @@ class MedusaDrafter(Branching):
         return self._run(params, context, state)
 
     def propose_up_to(
-        self, params: Params, state: MedusaState, context: Context, draws: Draws | None,
-        wanted: jax.Array,
-    ) -> tuple[Draft, MedusaState]:  # fmt: skip
+        self, params: Params, state: MedusaState, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, MedusaState]:
         """The same for rows that want a tree; none, and no call, where no row does."""
         del draws
         run = functools.partial(self._run, params, context)

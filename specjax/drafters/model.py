@@ -66,9 +66,8 @@ class ModelDrafter:
         return draft, cache
 
     def propose_up_to(
-        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
-        wanted: jax.Array,
-    ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, cache_lib.Cache]:
         """As many steps as some row still has use for; none, and no call, where no row wants any.
 
         Rounds without a draft leave the cache behind; it catches up here.

@@ -53,9 +53,8 @@ class ModelTreeDrafter(Branching):
         return self._run(params, context, draws, cache)
 
     def propose_up_to(
-        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None,
-        wanted: jax.Array,
-    ) -> tuple[Draft, cache_lib.Cache]:  # fmt: skip
+        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None, wanted: jax.Array
+    ) -> tuple[Draft, cache_lib.Cache]:
         """The same for rows that want a tree; none, and no call, where no row does."""
 
         def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
@@ -102,9 +101,14 @@ class ModelTreeDrafter(Branching):
         return tree_lib.draft(tree, tokens, probs, self.with_replacement), cache
 
     def _children(
-        self, logits: jax.Array, history: sampling.History, context: Context, draws: Draws | None,
-        depth: int, first: int,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:  # fmt: skip
+        self,
+        logits: jax.Array,
+        history: sampling.History,
+        context: Context,
+        draws: Draws | None,
+        depth: int,
+        first: int,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """The children of one level's nodes, siblings side by side; `first` is the first one's node.
 
         Returns:

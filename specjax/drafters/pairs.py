@@ -45,9 +45,14 @@ class PairNetwork(Protocol):
         """Maps features `[B, N, F]` to `[B, N, W]`."""
 
     def decode(
-        self, params: Params, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout,
+        self,
+        params: Params,
+        cache: cache_lib.Cache,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        layout: Layout,
         num_masks: int = 0,
-    ) -> tuple[jax.Array, cache_lib.Cache]:  # fmt: skip
+    ) -> tuple[jax.Array, cache_lib.Cache]:
         """Feeds pairs (`hidden` `[B, N, W]`, `tokens` `[B, N]`), then masks; returns `[B, N + masks, W]`."""
 
     def head(self, params: Params, hidden: jax.Array) -> jax.Array:
@@ -110,9 +115,12 @@ def feed(network: PairNetwork, params: Params, state: PairState, context: Contex
 
 
 def draft_if_wanted(
-    run: Callable[[PairState], tuple[Draft, PairState]], feed_only: Callable[[PairState], PairState],
-    nothing: Draft, state: PairState, wanted: jax.Array,
-) -> tuple[Draft, PairState]:  # fmt: skip
+    run: Callable[[PairState], tuple[Draft, PairState]],
+    feed_only: Callable[[PairState], PairState],
+    nothing: Draft,
+    state: PairState,
+    wanted: jax.Array,
+) -> tuple[Draft, PairState]:
     """Drafts where some row wants to; else feeds only when no room is left for another round's pair.
 
     Args:

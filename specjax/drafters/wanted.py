@@ -16,9 +16,12 @@ State = TypeVar("State")
 
 
 def draft_if_wanted(
-    run: Callable[[State], tuple[Draft, State]], skip: Callable[[State], State], nothing: Draft, state: State,
+    run: Callable[[State], tuple[Draft, State]],
+    skip: Callable[[State], State],
+    nothing: Draft,
+    state: State,
     wanted: jax.Array,
-) -> tuple[Draft, State]:  # fmt: skip
+) -> tuple[Draft, State]:
     """Drafts where some row wants to.
 
     Args:

@@ -62,9 +62,17 @@ def _v1_1(
     d_model: int, d_ff: int, num_heads: int, layers: int, decoder_layers: int, vocab: int = 32128
 ) -> T5Config:
     return T5Config(
-        vocab, d_model, 64, d_ff, num_heads, layers, decoder_layers, gated=True, tied_head=False,
+        vocab,
+        d_model,
+        64,
+        d_ff,
+        num_heads,
+        layers,
+        decoder_layers,
+        gated=True,
+        tied_head=False,
         scale_logits=False,
-    )  # fmt: skip
+    )
 
 
 PRESETS: dict[str, T5Config] = {

@@ -277,9 +277,12 @@ def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict
 
 
 def save(
-    directory: str | os.PathLike[str], config: t5.T5Config, params: dict[str, Any],
-    tokenizer: Any = None, dtype: str = "float32",
-) -> None:  # fmt: skip
+    directory: str | os.PathLike[str],
+    config: t5.T5Config,
+    params: dict[str, Any],
+    tokenizer: Any = None,
+    dtype: str = "float32",
+) -> None:
     """Writes a checkpoint that `load` and `transformers` (4 and 5) read as the same model.
 
     Files are written whole; config.json comes last, so a directory that has one is complete.

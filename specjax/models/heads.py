@@ -98,9 +98,12 @@ class _VocabularyHead(nn.Module):
         init = nn.initializers.normal(self.config.d_model**-0.5)
         kernel = self.param("kernel", init, (hidden.shape[-1], num_ids)).astype(hidden.dtype)
         return jnp.einsum(
-            "...w,wr->...r", hidden, kernel, precision=self.target.precision,
+            "...w,wr->...r",
+            hidden,
+            kernel,
+            precision=self.target.precision,
             preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        )
 
 
 class MedusaHeads(nn.Module):
@@ -130,9 +133,13 @@ class FeatureDecoder(nn.Module):
     def setup(self) -> None:
         c, normal = self.config, nn.initializers.normal
         layer = dataclasses.replace(
-            self.target, d_model=c.d_model, d_kv=c.d_kv, d_ff=c.d_ff, num_heads=c.num_heads,
+            self.target,
+            d_model=c.d_model,
+            d_kv=c.d_kv,
+            d_ff=c.d_ff,
+            num_heads=c.num_heads,
             num_decoder_layers=c.num_layers,
-        )  # fmt: skip
+        )
         self.layer_config, num_features = layer, self.target.d_model * (1 + len(c.feature_layers))
         self.fuse = self.param("fuse", normal(num_features**-0.5), (num_features, c.d_model))
         num_inputs = c.d_model + self.target.d_model
@@ -161,9 +168,14 @@ class FeatureDecoder(nn.Module):
         return self._project(features, self.fuse)
 
     def decode(
-        self, frozen: Any, hidden: jax.Array, tokens: jax.Array, cache: cache_lib.Cache, layout: Layout,
+        self,
+        frozen: Any,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        cache: cache_lib.Cache,
+        layout: Layout,
         mask_ids: tuple[int, ...] = (),
-    ) -> tuple[jax.Array, cache_lib.Cache]:  # fmt: skip
+    ) -> tuple[jax.Array, cache_lib.Cache]:
         """Feeds pairs, then masks.
 
         Args:
@@ -222,9 +234,10 @@ class FeatureDecoder(nn.Module):
             blocks = [place[None] <= start]
             blocks += [(place[None] == start + i) & (i <= step) for i in range(1, depth)]
             layout = Layout(
-                jnp.asarray(place)[None], jnp.asarray(np.tile(place, depth))[None],
+                jnp.asarray(place)[None],
+                jnp.asarray(np.tile(place, depth))[None],
                 jnp.asarray(np.concatenate(blocks, axis=1))[None],
-            )  # fmt: skip
+            )
             hidden, cache = self.decode(frozen, hidden, tokens, cache, layout)
             outputs.append(jnp.roll(hidden, -step, axis=1))
             hidden = jnp.roll(hidden, 1, axis=1)
@@ -297,9 +310,14 @@ class HeadsNetwork:
         return self._apply(params, features, method="hidden")
 
     def decode(
-        self, params: Any, cache: Any, hidden: jax.Array, tokens: jax.Array, layout: Layout,
+        self,
+        params: Any,
+        cache: Any,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        layout: Layout,
         num_masks: int = 0,
-    ) -> tuple[jax.Array, Any]:  # fmt: skip
+    ) -> tuple[jax.Array, Any]:
         """See `FeatureDecoder.decode`; the first `num_masks` masks."""
         mask_ids = tuple(range(num_masks))
         return self._apply(params, params["frozen"], hidden, tokens, cache, layout, mask_ids, method="decode")

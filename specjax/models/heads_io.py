@@ -60,14 +60,14 @@ def save(
         _name(path): np.asarray(leaf.astype(jnp.bfloat16))
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    document = {
-        "format": FORMAT, "target": fingerprint(target_params), "config": dataclasses.asdict(config)
-    }  # fmt: skip
+    document = {"format": FORMAT, "target": fingerprint(target_params), "config": dataclasses.asdict(config)}
     said = json.dumps(document, sort_keys=True) + "\n"
-    write_whole({
-        directory / WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path),
-        directory / CONFIG: lambda path: path.write_text(said, encoding="utf-8"),
-    })  # fmt: skip
+    write_whole(
+        {
+            directory / WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path),
+            directory / CONFIG: lambda path: path.write_text(said, encoding="utf-8"),
+        }
+    )
 
 
 def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, str]:

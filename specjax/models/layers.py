@@ -58,9 +58,13 @@ def relative_bucket(
 
 
 def attend(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None,
-    visible: jax.Array, precision: Any,
-) -> jax.Array:  # fmt: skip
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    bias: jax.Array | None,
+    visible: jax.Array,
+    precision: Any,
+) -> jax.Array:
     """Attention without the 1/sqrt(D) factor, as T5 has it.
 
     Args:
@@ -133,18 +137,20 @@ class Attention(nn.Module):
         return self._project(x, self.k, "bsm,mhd->bshd"), self._project(x, self.v, "bsm,mhd->bshd")
 
     def __call__(
-        self, x: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None,
-        visible: jax.Array,
-    ) -> jax.Array:  # fmt: skip
+        self, x: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, visible: jax.Array
+    ) -> jax.Array:
         """Attends from `x` `[B, N, M]`; the rest as in `attend`. Returns `[B, N, M] float32`."""
         queries = self._project(x, self.q, "bnm,mhd->bnhd")
         context = attend(queries, keys, values, bias, visible, self.config.precision)
         # Heads are merged first: contracted as two axes, the compiler would transpose the kernel.
         context = context.reshape(*context.shape[:2], -1)
         return jnp.einsum(
-            "bnf,fm->bnm", context, self.o.reshape(context.shape[-1], -1).astype(context.dtype),
-            precision=self.config.precision, preferred_element_type=jnp.float32,
-        )  # fmt: skip
+            "bnf,fm->bnm",
+            context,
+            self.o.reshape(context.shape[-1], -1).astype(context.dtype),
+            precision=self.config.precision,
+            preferred_element_type=jnp.float32,
+        )
 
 
 class FeedForward(nn.Module):
@@ -169,9 +175,12 @@ class FeedForward(nn.Module):
         hidden = Dropout(c.dropout_rate)(hidden, deterministic=deterministic)
         wo = self.param("wo", init_out, (c.d_ff, c.d_model))
         return jnp.einsum(
-            "bnf,fm->bnm", hidden, wo.astype(x.dtype), precision=c.precision,
+            "bnf,fm->bnm",
+            hidden,
+            wo.astype(x.dtype),
+            precision=c.precision,
             preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        )
 
 
 class RelativeBias(nn.Module):
@@ -239,9 +248,14 @@ class DecoderLayer(nn.Module):
         return _lay_out(*self.cross.keys_values(encoded))
 
     def __call__(
-        self, x: jax.Array, cache: cache_lib.Cache, index: int, bias: jax.Array, visible: jax.Array,
+        self,
+        x: jax.Array,
+        cache: cache_lib.Cache,
+        index: int,
+        bias: jax.Array,
+        visible: jax.Array,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Maps the residual stream `[B, N, M] float32` to the next, with layer `index` of the cache.
 
         Returns:
@@ -288,9 +302,13 @@ def empty_cache(
 
 
 def run_decoder(
-    layers: Sequence[DecoderLayer], x: jax.Array, cache: cache_lib.Cache, bias: jax.Array,
-    visible: jax.Array, deterministic: bool = True,
-) -> tuple[list[jax.Array], cache_lib.Cache]:  # fmt: skip
+    layers: Sequence[DecoderLayer],
+    x: jax.Array,
+    cache: cache_lib.Cache,
+    bias: jax.Array,
+    visible: jax.Array,
+    deterministic: bool = True,
+) -> tuple[list[jax.Array], cache_lib.Cache]:
     """The residual stream `[B, N, M]` after each layer, and the cache with N more tokens."""
     streams, keys, values = [], [], []
     for index, layer in enumerate(layers):

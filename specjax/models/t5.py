@@ -88,9 +88,13 @@ class T5(nn.Module):
         return empty_cache(self.decoder_layers, encoded, source_mask, num_slots, self.config.dtype)
 
     def decode(
-        self, tokens: jax.Array, cache: Cache, deterministic: bool = True, layout: Layout | None = None,
+        self,
+        tokens: jax.Array,
+        cache: Cache,
+        deterministic: bool = True,
+        layout: Layout | None = None,
         feature_layers: tuple[int, ...] = (),
-    ) -> tuple[jax.Array, jax.Array, Cache]:  # fmt: skip
+    ) -> tuple[jax.Array, jax.Array, Cache]:
         """Feeds N tokens after what the cache holds.
 
         Args:
@@ -125,14 +129,20 @@ class T5(nn.Module):
             features = features * jnp.asarray(c.d_model**-0.5, features.dtype)
         axes, kernel = ("bnm,vm->bnv", self.embedding) if c.tied_head else ("bnm,mv->bnv", self.head)
         return jnp.einsum(
-            axes, features, kernel.astype(features.dtype), precision=c.precision,
+            axes,
+            features,
+            kernel.astype(features.dtype),
+            precision=c.precision,
             preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, source_ids: jax.Array, source_mask: jax.Array, decoder_input: jax.Array,
+        self,
+        source_ids: jax.Array,
+        source_mask: jax.Array,
+        decoder_input: jax.Array,
         deterministic: bool = True,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """Teacher forcing: logits `[B, N, V] float32` after each token of `decoder_input` `[B, N]`."""
         encoded = self.encode(source_ids, source_mask, deterministic)
         cache = self.init_cache(encoded, source_mask, num_slots=0)

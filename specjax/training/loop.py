@@ -40,9 +40,13 @@ def teacher_forced_logits(
     """Logits `[B, N, V] float32` that predict `target_ids`, given all tokens before each."""
     noise = {} if dropout_key is None else {"rngs": {"dropout": dropout_key}}
     return module.apply(
-        {"params": params}, batch["source_ids"], batch["source_mask"],
-        decoder_input(module, batch["target_ids"]), dropout_key is None, **noise,
-    )  # fmt: skip
+        {"params": params},
+        batch["source_ids"],
+        batch["source_mask"],
+        decoder_input(module, batch["target_ids"]),
+        dropout_key is None,
+        **noise,
+    )
 
 
 def likelihood(module: Any, label_smoothing: float = 0.0) -> Objective:
@@ -115,9 +119,11 @@ def make_step(objective: Objective, optimization: Optimization, like: TrainState
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state), loss
 
     jitted = jax.jit(
-        step, donate_argnums=0, in_shardings=(placement, sharding.by_row(mesh)),
+        step,
+        donate_argnums=0,
+        in_shardings=(placement, sharding.by_row(mesh)),
         out_shardings=(placement, sharding.replicated(mesh)),
-    )  # fmt: skip
+    )
 
     def checked(state: TrainState, batch: Arrays) -> tuple[TrainState, jax.Array]:
         num_rows, num_devices = len(batch["source_ids"]), mesh.shape["data"]
@@ -183,9 +189,13 @@ class Progress(struct.PyTreeNode):
 
 
 def run(
-    state: TrainState, step: Step, batches: Iterator[data.Batch], num_steps: int,
-    report_every: int, on_report: Callable[[TrainState, Progress], bool],
-) -> TrainState:  # fmt: skip
+    state: TrainState,
+    step: Step,
+    batches: Iterator[data.Batch],
+    num_steps: int,
+    report_every: int,
+    on_report: Callable[[TrainState, Progress], bool],
+) -> TrainState:
     """Steps until `num_steps` in all, reporting every `report_every` steps and at the end.
 
     `on_report` may evaluate, save, print; it returns False to stop early. The state that it is

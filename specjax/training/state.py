@@ -36,9 +36,11 @@ class TrainState(struct.PyTreeNode):
 
 
 def abstract_state(
-    params: Params, optimization: Optimization, mesh: Mesh | None = None,
+    params: Params,
+    optimization: Optimization,
+    mesh: Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
-) -> TrainState:  # fmt: skip
+) -> TrainState:
     """Shapes, dtypes and placement of a state: what to restore a checkpoint onto.
 
     What the optimizer keeps in the shape of a parameter lies as the parameter does; the rest
@@ -66,8 +68,11 @@ def abstract_state(
     opt_placement = optax.tree.map_params(
         transform,
         lambda leaf, param, place: place if leaf.shape == param.shape else everywhere,
-        shapes.opt_state, params, placement, transform_non_params=lambda leaf: everywhere,
-    )  # fmt: skip
+        shapes.opt_state,
+        params,
+        placement,
+        transform_non_params=lambda leaf: everywhere,
+    )
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         shapes,
@@ -76,9 +81,13 @@ def abstract_state(
 
 
 def init_state(
-    params: Params, optimization: Optimization, *, seed: int, mesh: Mesh | None = None,
+    params: Params,
+    optimization: Optimization,
+    *,
+    seed: int,
+    mesh: Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
-) -> TrainState:  # fmt: skip
+) -> TrainState:
     """The state before the first step; `params` are copied, so they stay usable.
 
     Args: and Raises: as of `abstract_state`; `seed` is the dropout noise's.

@@ -148,10 +148,7 @@ def test_an_interrupted_download_is_cleared_away(tmp_path):
         (folder / "corpus").write_text("half of")
         raise KeyboardInterrupt
 
-    with (
-        prepared_datasets.source(WMT14, prepared_datasets.WMT14, download),
-        pytest.raises(KeyboardInterrupt),
-    ):
+    with prepared_datasets.source(WMT14, prepared_datasets.WMT14, download), pytest.raises(KeyboardInterrupt):
         prepared.prepare(WMT14, tmp_path, "")
     assert not files_below(tmp_path / "downloads")
 

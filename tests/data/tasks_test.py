@@ -70,10 +70,13 @@ def test_what_is_prepared_comes_before_files(prepared_dir, tmp_path):
 def test_text_files_are_joined_and_cut(tmp_path):
     (tmp_path / "wmt").mkdir()
     for name, texts in (
-        ("train_a.en", "1\n2\n"), ("train_a.de", "eins\nzwei\n"),
-        ("train_b.en", "3\n"), ("train_b.de", "drei\n"),
-        ("newstest2013.en", "4\n5\n6\n"), ("newstest2013.de", "vier\nfünf\nsechs\n"),
-    ):  # fmt: skip
+        ("train_a.en", "1\n2\n"),
+        ("train_a.de", "eins\nzwei\n"),
+        ("train_b.en", "3\n"),
+        ("train_b.de", "drei\n"),
+        ("newstest2013.en", "4\n5\n6\n"),
+        ("newstest2013.de", "vier\nfünf\nsechs\n"),
+    ):
         (tmp_path / "wmt" / name).write_text(texts, encoding="utf-8")
     task = dataclasses.replace(data.TASKS["wmt14_de_en"], prefix="")
     examples = data.load(task, "train[1:]+validation[-1:]", tmp_path)

@@ -116,9 +116,8 @@ def test_oracle_is_accepted_to_the_last(name):
             counts[row].append(len(emitted[row]))
 
     decode.generate(
-        NETWORK, follows, source, mask, drafter=drafter, drafter_params=params, on_round=on_round,
-        **request,
-    )  # fmt: skip
+        NETWORK, follows, source, mask, drafter=drafter, drafter_params=params, on_round=on_round, **request
+    )
     for row in range(2):
         assert tokens[row] == plain.tokens[row, : plain.length[row]].tolist()
         seen, late = 0, []
@@ -148,9 +147,17 @@ def test_after_a_long_pause_it_is_accepted_to_the_last_again(name):
     drafter = Pausing(inner, (0, inner.num_draft), (1.0, 2.0))
     source = np.array([[0, 0, 0, 0], [5, 1, 4, 2]])
     stats = decode.generate(
-        NETWORK, follows, source, np.ones(source.shape, bool), drafter=drafter, drafter_params=params,
-        prefix=np.array([[0], [2]]), max_new_tokens=11 + 4 * (inner.max_depth + 1), seed=0, eos_ids=(),
-    ).stats  # fmt: skip
+        NETWORK,
+        follows,
+        source,
+        np.ones(source.shape, bool),
+        drafter=drafter,
+        drafter_params=params,
+        prefix=np.array([[0], [2]]),
+        max_new_tokens=11 + 4 * (inner.max_depth + 1),
+        seed=0,
+        eos_ids=(),
+    ).stats
     assert stats.num_rounds.tolist() == [15, 15]
     assert stats.accepted.sum(1).tolist() == [4 * inner.max_depth] * 2
 

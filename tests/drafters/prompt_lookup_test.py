@@ -24,9 +24,11 @@ def proposals(rows, num_draft=3, **settings):
         prefix_length=jnp.ones(len(rows), jnp.int32),
         source_ids=jnp.array([pad(source, width) for source, _ in rows]),
         source_mask=jnp.array([[i < len(source) for i in range(width)] for source, _ in rows]),
-        encoded=jnp.zeros((len(rows), width, 1)), options=Sampling().lay_out(len(rows)), seen=None,
+        encoded=jnp.zeros((len(rows), width, 1)),
+        options=Sampling().lay_out(len(rows)),
+        seen=None,
         room=jnp.full(len(rows), 9),
-    )  # fmt: skip
+    )
     drafter = PromptLookupDrafter(num_draft, **settings)
     draft, _ = jax.jit(lambda: drafter.propose(None, None, context, None))()
     return [row[:count].tolist() for row, count in zip(draft.tokens, draft.num_drafted, strict=True)]
@@ -89,9 +91,15 @@ class Cycle(exact_law.ToyNetwork):
 def test_an_output_that_repeats_itself_is_accepted_to_the_last():
     params = jnp.asarray(exact_law.random_table(0, 5))
     done = decode.generate(
-        Cycle(5), params, np.array([[0, 0]]), np.ones((1, 2), bool), max_new_tokens=24, seed=0, eos_ids=(),
+        Cycle(5),
+        params,
+        np.array([[0, 0]]),
+        np.ones((1, 2), bool),
+        max_new_tokens=24,
+        seed=0,
+        eos_ids=(),
         drafter=PromptLookupDrafter(3),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(done.tokens[0, :24], np.tile([2, 3, 4], 8))
     # Four rounds until the first repetition, then K + 1 tokens each.
     assert int(done.stats.num_rounds[0]) == 4 + 5 and int(done.stats.accepted.sum()) == 15

@@ -106,9 +106,14 @@ def test_what_cannot_be_is_said_in_a_sentence(experiment, tmp_path):
     (tmp_path / "empty").mkdir()
     asked = [flags.replace("{}", str(tmp_path)).split() for flags, _ in ASKED[experiment]]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, experiment, json.dumps(asked)], cwd=ROOT, env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, experiment, json.dumps(asked)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     for (flags, words), (code, said) in zip(ASKED[experiment], found, strict=True):

@@ -76,10 +76,18 @@ def test_memory_is_read_at_some_speed():
 @pytest.mark.slow
 def test_peers_of_a_shape(tmp_path):
     done = run(
-        "peers", "--shape=1x64", "--draft_shape=1x32", "--num_draft=2", "--num_examples=1", "--alpha=1",
-        "--max_new_tokens=6", "--source_length=8", "--repeats=2", "--peers=transformers",
+        "peers",
+        "--shape=1x64",
+        "--draft_shape=1x32",
+        "--num_draft=2",
+        "--num_examples=1",
+        "--alpha=1",
+        "--max_new_tokens=6",
+        "--source_length=8",
+        "--repeats=2",
+        "--peers=transformers",
         f"--output={tmp_path}",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     *rows, floor = json.loads((tmp_path / "results.json").read_text())["rows"]
     plain, forced_row, *others = rows

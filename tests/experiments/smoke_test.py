@@ -50,10 +50,18 @@ def pair(corpus):
 @pytest.mark.slow
 def test_generate_compares_both_arms_and_answers_line_by_line(pair, tmp_path):
     done = run(
-        "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2", "--temperature=0,1",
-        "--max_new_tokens=8", "--repeats=2", f"--output={tmp_path}", "--show_rounds=1",
-        stdin="the dog\n\na man runs\n", **OPTIMIZED,
-    )  # fmt: skip
+        "generate",
+        f"--target={pair}/target",
+        f"--draft={pair}/draft",
+        "--num_draft=2",
+        "--temperature=0,1",
+        "--max_new_tokens=8",
+        "--repeats=2",
+        f"--output={tmp_path}",
+        "--show_rounds=1",
+        stdin="the dog\n\na man runs\n",
+        **OPTIMIZED,
+    )
     assert done.returncode == 0, done.stderr
     assert "text-decoration: line-through" in (tmp_path / "rounds_t1.html").read_text()
     assert "identical to the target alone" in done.stdout
@@ -101,10 +109,17 @@ def test_generate_once_is_killed_and_goes_on(pair, tmp_path):
 @pytest.mark.slow
 def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
     done = run(
-        "throughput", f"--target={pair}/target", f"--data_dir={pair}", "--task=multi30k_en_de",
-        "--source_prefix=", "--num_draft=0,lookup:3", "--batch_size=4", "--max_new_tokens=8", "--repeats=2",
+        "throughput",
+        f"--target={pair}/target",
+        f"--data_dir={pair}",
+        "--task=multi30k_en_de",
+        "--source_prefix=",
+        "--num_draft=0,lookup:3",
+        "--batch_size=4",
+        "--max_new_tokens=8",
+        "--repeats=2",
         f"--output={tmp_path}",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     plain, copies = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert plain["identical_to_alone"] == copies["identical_to_alone"] == "16 of 16"
@@ -112,9 +127,18 @@ def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
 
 
 TINY_TRAINING = (
-    "--source_prefix=", "--d_model=8", "--d_kv=4", "--d_ff=16", "--num_heads=2", "--num_layers=1",
-    "--num_decoder_layers=1", "--buckets=16", "--batch_size=16", "--report_every=2", "--warmup_steps=0",
-)  # fmt: skip
+    "--source_prefix=",
+    "--d_model=8",
+    "--d_kv=4",
+    "--d_ff=16",
+    "--num_heads=2",
+    "--num_layers=1",
+    "--num_decoder_layers=1",
+    "--buckets=16",
+    "--batch_size=16",
+    "--report_every=2",
+    "--warmup_steps=0",
+)
 
 
 def train(corpus, folder, *flags):
@@ -149,11 +173,22 @@ def test_train_exports_a_checkpoint_and_resumes(corpus, tmp_path):
 def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
     """A rate that ruins the model: the first report is the best, and two worse ones end the run."""
     done = train(
-        pair, tmp_path, f"--init_from={pair}/target", "--num_steps=40", "--optimizer=adamw",
-        "--learning_rate=3", "--decay=constant", "--patience=2", "--bleu_examples=4", "--num_accumulated=2",
-        "--compute_dtype=bfloat16", "--export_by=loss", "--data_parallel=2", "--source_prefix=dog",
+        pair,
+        tmp_path,
+        f"--init_from={pair}/target",
+        "--num_steps=40",
+        "--optimizer=adamw",
+        "--learning_rate=3",
+        "--decay=constant",
+        "--patience=2",
+        "--bleu_examples=4",
+        "--num_accumulated=2",
+        "--compute_dtype=bfloat16",
+        "--export_by=loss",
+        "--data_parallel=2",
+        "--source_prefix=dog",
         "--buckets=32",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     reports = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     losses = [float(line.split("validation loss ")[1].split()[0]) for line in reports]
@@ -179,11 +214,22 @@ def test_generate_with_no_text_says_so(pair):
 @pytest.mark.slow
 def test_generate_takes_rules_trees_and_options(pair):
     done = run(
-        "generate", f"--target={pair}/target", f"--draft={pair}/draft", "--num_draft=2,2x1",
-        "--temperature=0,1", "--rule=multi_round", "--top_p=0.9", "--top_k=10", "--min_p=0.01",
-        "--repetition_penalty=1.2", "--min_new_tokens=3", "--max_new_tokens=8", "--repeats=0",
-        stdin="the dog\na man runs\n", **OPTIMIZED,
-    )  # fmt: skip
+        "generate",
+        f"--target={pair}/target",
+        f"--draft={pair}/draft",
+        "--num_draft=2,2x1",
+        "--temperature=0,1",
+        "--rule=multi_round",
+        "--top_p=0.9",
+        "--top_k=10",
+        "--min_p=0.01",
+        "--repetition_penalty=1.2",
+        "--min_new_tokens=3",
+        "--max_new_tokens=8",
+        "--repeats=0",
+        stdin="the dog\na man runs\n",
+        **OPTIMIZED,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 of 2") == 2 and "2x1" in done.stdout
 
@@ -210,10 +256,16 @@ def test_generate_marks_a_lossy_rule_and_refuses_an_unknown_one(pair):
 @pytest.mark.slow
 def test_losslessness_draws_tests_and_plots(pair, tmp_path):
     done = run(
-        "losslessness", "--parts=drawn", f"--target={pair}/target", f"--draft={pair}/draft",
-        "--source=the dog", "--source=a man runs", "--num_draws=4096", "--batch_size=512",
+        "losslessness",
+        "--parts=drawn",
+        f"--target={pair}/target",
+        f"--draft={pair}/draft",
+        "--source=the dog",
+        "--source=a man runs",
+        "--num_draws=4096",
+        "--batch_size=512",
         f"--output={tmp_path}",
-    )  # fmt: skip
+    )
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     lossless = [row for row in rows if row["lossless"]]
     assert len(lossless) == 8 and all(row["passed"] for row in lossless), done.stdout + done.stderr
@@ -223,11 +275,19 @@ def test_losslessness_draws_tests_and_plots(pair, tmp_path):
 @pytest.mark.slow
 def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
     flags = [
-        f"--target={pair}/target", f"--draft={pair}/draft", f"--data_dir={pair}", "--source_prefix=",
-        "--arms=likelihood:data,forward_kl:target,total_variation:draft", "--num_held_out=8",
-        "--num_test=8", "--batch_size=8", "--buckets=16", "--report_every=2", f"--output={tmp_path}",
+        f"--target={pair}/target",
+        f"--draft={pair}/draft",
+        f"--data_dir={pair}",
+        "--source_prefix=",
+        "--arms=likelihood:data,forward_kl:target,total_variation:draft",
+        "--num_held_out=8",
+        "--num_test=8",
+        "--batch_size=8",
+        "--buckets=16",
+        "--report_every=2",
+        f"--output={tmp_path}",
         f"--export={tmp_path}/best",
-    ]  # fmt: skip
+    ]
     first = run("distill", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
     shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
@@ -247,10 +307,19 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
 def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
     """Medusa, whose tree and an int8 twin and n-grams then draft, without a draft model."""
     flags = [
-        f"--target={pair}/target", f"--data_dir={pair}", "--source_prefix=", "--kind=medusa",
-        "--num_draft_ids=12", "--num_steps_ahead=2", "--num_held_out=8", "--batch_size=8", "--buckets=16",
-        "--report_every=2", f"--output={tmp_path}", f"--export={tmp_path}/heads",
-    ]  # fmt: skip
+        f"--target={pair}/target",
+        f"--data_dir={pair}",
+        "--source_prefix=",
+        "--kind=medusa",
+        "--num_draft_ids=12",
+        "--num_steps_ahead=2",
+        "--num_held_out=8",
+        "--batch_size=8",
+        "--buckets=16",
+        "--report_every=2",
+        f"--output={tmp_path}",
+        f"--export={tmp_path}/heads",
+    ]
     first = run("train_heads", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
     shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
@@ -261,14 +330,24 @@ def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
     other = run("train_heads", *flags, "--num_steps=6")
     assert other.returncode != 0 and "num_steps=6, but" in other.stderr
     done = run(
-        "generate", f"--target={pair}/target", f"--heads={tmp_path}/heads", "--temperature=0",
-        "--num_draft=medusa:2x1,int8:2,lookahead:2-3-1", "--max_new_tokens=8", "--repeats=0",
+        "generate",
+        f"--target={pair}/target",
+        f"--heads={tmp_path}/heads",
+        "--temperature=0",
+        "--num_draft=medusa:2x1,int8:2,lookahead:2-3-1",
+        "--max_new_tokens=8",
+        "--repeats=0",
         stdin="the dog\na man runs\n",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 of 2") == 3
-    done = run("generate", f"--target={pair}/draft", f"--heads={tmp_path}/heads", "--num_draft=medusa:2x1",
-               stdin="the dog\n")  # fmt: skip
+    done = run(
+        "generate",
+        f"--target={pair}/draft",
+        f"--heads={tmp_path}/heads",
+        "--num_draft=medusa:2x1",
+        stdin="the dog\n",
+    )
     assert done.returncode != 0 and "needs medusa heads of this target" in done.stderr
 
 
@@ -277,10 +356,17 @@ def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("the dog\na man runs\nblue snow in the park\n")
     done = run(
-        "choose_draft", f"--target={pair}/target", f"--draft={pair}/draft", f"--draft={pair}/target",
-        f"--input={lines}", "--num_draft=1,2", "--temperature=0", "--max_new_tokens=8", "--measure=2",
+        "choose_draft",
+        f"--target={pair}/target",
+        f"--draft={pair}/draft",
+        f"--draft={pair}/target",
+        f"--input={lines}",
+        "--num_draft=1,2",
+        "--temperature=0",
+        "--max_new_tokens=8",
+        "--measure=2",
         f"--output={tmp_path}",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert rows[0]["predicted_speedup"] >= rows[1]["predicted_speedup"]
@@ -299,14 +385,7 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         "--temperature=0",
     ]
     one = f"multi30k_en_de,{pair}/target,{pair}/draft,8"
-    done = run(
-        "speedup",
-        f"--pair={one}",
-        *common,
-        "--batch_size=1,3",
-        "--repeats=2",
-        f"--output={tmp_path}",
-    )
+    done = run("speedup", f"--pair={one}", *common, "--batch_size=1,3", "--repeats=2", f"--output={tmp_path}")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["batch_size"] for row in rows] == [1, 3] and (tmp_path / "speedup.png").exists()
@@ -332,9 +411,17 @@ def test_speedup_refuses_a_pair_of_an_unknown_task(pair):
 @pytest.mark.slow
 def test_walltime_measures_shapes(tmp_path):
     done = run(
-        "walltime", "--target=1x64", "--draft=1x32", "--alpha=0,1", "--num_draft=2", "--max_num_new=2",
-        "--max_new_tokens=9", "--repeats=2", "--num_runs=2", f"--output={tmp_path}",
-    )  # fmt: skip
+        "walltime",
+        "--target=1x64",
+        "--draft=1x32",
+        "--alpha=0,1",
+        "--num_draft=2",
+        "--max_num_new=2",
+        "--max_new_tokens=9",
+        "--repeats=2",
+        "--num_runs=2",
+        f"--output={tmp_path}",
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["num_new"] for row in rows[:2]] == [1, 2] and rows[0]["verify_cost"] == 1
@@ -366,9 +453,15 @@ def test_roofline_is_near_what_the_paper_measured_on_its_chip(tmp_path):
 @pytest.mark.slow
 def test_round_breakdown_times_parts(tmp_path):
     done = run(
-        "round_breakdown", "--target=1x64", "--draft=1x64", "--num_draft=2", "--repeats=2",
-        "--source_length=8", "--max_new_tokens=8", f"--output={tmp_path}",
-    )  # fmt: skip
+        "round_breakdown",
+        "--target=1x64",
+        "--draft=1x64",
+        "--num_draft=2",
+        "--repeats=2",
+        "--source_length=8",
+        "--max_new_tokens=8",
+        f"--output={tmp_path}",
+    )
     assert done.returncode == 0, done.stderr
     greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]
     parts = [name for name in greedy if name.endswith("_ms") and name != "round_ms"]

@@ -12,9 +12,16 @@ HERE = pathlib.Path(__file__).parent
 GOLDEN = HERE / "golden"
 NAMES = ["v1_0", "v1_1", "byt5"]
 TINY = t5.T5Config(
-    vocab_size=24, d_model=8, d_kv=4, d_ff=12, num_heads=3, num_layers=2, num_decoder_layers=1,
-    num_buckets=8, max_distance=20,
-)  # fmt: skip
+    vocab_size=24,
+    d_model=8,
+    d_kv=4,
+    d_ff=12,
+    num_heads=3,
+    num_layers=2,
+    num_decoder_layers=1,
+    num_buckets=8,
+    max_distance=20,
+)
 TIED_HEADS = {
     "tied, scaled": {"tied_head": True, "scale_logits": True},
     "tied, unscaled": {"tied_head": True, "scale_logits": False},

@@ -155,19 +155,37 @@ def _several_faults(tensors):
     [
         ("v1_1", dict, {"feed_forward_proj": "relu"}, ["wi_0/wi_1", "feed_forward_proj", "gated-gelu"]),
         ("v1_0", dict, {"feed_forward_proj": "gated-gelu"}, ["wi_0/wi_1", "feed_forward_proj", "relu"]),
-        ("v1_0", _exchange, {}, ["missing", "decoder.block.0.layer.1.EncDecAttention.q.weight", "left over",
-                                 "encoder.block.0.layer.1.EncDecAttention.q.weight"]),
+        (
+            "v1_0",
+            _exchange,
+            {},
+            [
+                "missing",
+                "decoder.block.0.layer.1.EncDecAttention.q.weight",
+                "left over",
+                "encoder.block.0.layer.1.EncDecAttention.q.weight",
+            ],
+        ),
         ("v1_0", dict, {"num_decoder_layers": 1}, ["left over", "decoder.block.1.layer.2.layer_norm.weight"]),
         ("v1_0", dict, {"vocab_size": 50}, ["shared.weight", "(48, 16)", "(50, 16)"]),
         ("v1_1", _rename("shared.weight", "emb"), {}, ["missing: shared.weight", "left over: emb"]),
-        ("v1_0", _several_faults, {}, [
-            "missing", "encoder.final_layer_norm.weight", "decoder.block.1.layer.0.SelfAttention.q.weight",
-            "left over", "extra.weight", "DenseReluDense.wo.weight has shape (24, 16)",
-            "decoder.embed_tokens.weight differs",
-        ]),
+        (
+            "v1_0",
+            _several_faults,
+            {},
+            [
+                "missing",
+                "encoder.final_layer_norm.weight",
+                "decoder.block.1.layer.0.SelfAttention.q.weight",
+                "left over",
+                "extra.weight",
+                "DenseReluDense.wo.weight has shape (24, 16)",
+                "decoder.embed_tokens.weight differs",
+            ],
+        ),
     ],
     ids=["gated weights", "relu weights", "exchanged", "layers", "vocabulary", "renamed", "several"],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit_are_all_named(checkpoint, name, tensors, config, words):
     with pytest.raises(ValueError) as error:
         convert.load(checkpoint(name, tensors, **config))

@@ -69,9 +69,14 @@ def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
     model.save_pretrained(tmp_path)
     given = torch_side.inputs(48, seed=20)
     config, params = convert.load(tmp_path, dtype="float32")
-    args = {key: torch_side.torch.tensor(given[name]) for key, name in (
-        ("input_ids", "source_ids"), ("attention_mask", "source_mask"), ("decoder_input_ids", "decoder_input")
-    )}  # fmt: skip
+    args = {
+        key: torch_side.torch.tensor(given[name])
+        for key, name in (
+            ("input_ids", "source_ids"),
+            ("attention_mask", "source_mask"),
+            ("decoder_input_ids", "decoder_input"),
+        )
+    }
     expected = model(**args).logits.detach().numpy()
     np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=2e-5)
 

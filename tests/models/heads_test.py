@@ -68,9 +68,16 @@ def unrolled(network, params, *inputs):
 def drafts_of_rounds(drafter, params, target_params, num_new=24):
     """`(tokens committed before a round, what was drafted in it)` of both rows, and the whole texts."""
     prepared = prepare(
-        t5.T5Network(TARGET), target_params, SOURCE, MASK, drafter=drafter, drafter_params=params,
-        max_new_tokens=num_new, seed=0, eos_ids=(),
-    )  # fmt: skip
+        t5.T5Network(TARGET),
+        target_params,
+        SOURCE,
+        MASK,
+        drafter=drafter,
+        drafter_params=params,
+        max_new_tokens=num_new,
+        seed=0,
+        eos_ids=(),
+    )
     program, all_params, inputs = prepared
     state = decode.jitted_prefill(program, all_params, **inputs)
     found = []
@@ -136,9 +143,11 @@ def _taught(network, target_params):
     )
     ids = plain.tokens[:, :12]
     batch = dict(
-        source_ids=jnp.asarray(SOURCE), source_mask=jnp.asarray(MASK), target_ids=ids,
+        source_ids=jnp.asarray(SOURCE),
+        source_mask=jnp.asarray(MASK),
+        target_ids=ids,
         target_mask=jnp.ones(ids.shape, bool),
-    )  # fmt: skip
+    )
     return heads_training.make_teacher(t5.T5(TARGET), target_params, network.feature_layers)(batch)
 
 
@@ -152,9 +161,14 @@ def test_output_is_the_targets_whatever_the_heads_say(name, target_params):
         drafters.append(EagleTreeDrafter(network, 5, 3, 2))
     for drafter in drafters:
         spec = decode.generate(
-            t5.T5Network(TARGET), target_params, SOURCE, MASK, drafter=drafter, drafter_params=params,
+            t5.T5Network(TARGET),
+            target_params,
+            SOURCE,
+            MASK,
+            drafter=drafter,
+            drafter_params=params,
             **request,
-        )  # fmt: skip
+        )
         np.testing.assert_array_equal(plain.tokens, spec.tokens)
 
 

@@ -16,14 +16,22 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 SHAPES = {
     "v1_0": dict(vocab_size=48, num_layers=2, num_decoder_layers=2),
     "v1_1": dict(
-        vocab_size=48, num_layers=2, num_decoder_layers=2, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False, relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        vocab_size=48,
+        num_layers=2,
+        num_decoder_layers=2,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=20,
     ),
     "byt5": dict(
-        vocab_size=384, num_layers=3, num_decoder_layers=1, feed_forward_proj="gated-gelu",
+        vocab_size=384,
+        num_layers=3,
+        num_decoder_layers=1,
+        feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
     ),
-}  # fmt: skip
+}
 SOURCE_LENGTHS, NUM_SOURCE, NUM_DECODER = (40, 23, 1), 40, 24
 
 # Name of an activation -> module. Recorded as NAME_in and NAME_out.

@@ -43,9 +43,14 @@ def test_as_a_draft_it_changes_nothing_but_the_time(params):
     request = dict(max_new_tokens=np.array([12, 9]), seed=0, eos_ids=())
     plain = decode.generate(network, params, SOURCE, SOURCE != 0, **request)
     spec = decode.generate(
-        network, params, SOURCE, SOURCE != 0, drafter=drafter, drafter_params=quantize.quantize(params),
+        network,
+        params,
+        SOURCE,
+        SOURCE != 0,
+        drafter=drafter,
+        drafter_params=quantize.quantize(params),
         **request,
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(plain.tokens, spec.tokens)
     assert float(spec.stats.total().alpha[0]) > 0.8
 
@@ -57,7 +62,12 @@ def test_as_a_target_it_keeps_its_own_law(params):
     request = dict(max_new_tokens=12, seed=0, eos_ids=())
     plain = decode.generate(network, quantize.dequantize(packed), SOURCE, SOURCE != 0, **request)
     spec = decode.generate(
-        quantize.QuantizedNetwork(network), packed, SOURCE, SOURCE != 0,
-        drafter=ModelDrafter(network, 3), drafter_params=params, **request,
-    )  # fmt: skip
+        quantize.QuantizedNetwork(network),
+        packed,
+        SOURCE,
+        SOURCE != 0,
+        drafter=ModelDrafter(network, 3),
+        drafter_params=params,
+        **request,
+    )
     np.testing.assert_array_equal(plain.tokens, spec.tokens)

@@ -311,7 +311,12 @@ def test_presets_have_the_published_sizes():
 
     sizes = {name: round(num_params(config) / 1e6, 1) for name, config in t5.PRESETS.items()}
     published = {
-        "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7, "t5-v1_1-small": 77.0,
-        "t5-v1_1-base": 247.6, "t5-v1_1-large": 783.2, "byt5-small": 299.6,
-    }  # fmt: skip
+        "t5-small": 60.5,
+        "t5-base": 222.9,
+        "t5-large": 737.7,
+        "t5-v1_1-small": 77.0,
+        "t5-v1_1-base": 247.6,
+        "t5-v1_1-large": 783.2,
+        "byt5-small": 299.6,
+    }
     assert {name: sizes[name] for name in published} == published

@@ -145,7 +145,7 @@ def intact(tmp_path_factory):
         (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "{folder} was not written by this program"),
     ],
     ids=["flip", "truncate", "delete", "flip note", "cut manifest", "no manifest", "other manifest", "empty"],
-)  # fmt: skip
+)
 def test_a_damaged_checkpoint_is_refused_with_file_and_remedy(intact, tmp_path, damage, message):
     directory = shutil.copytree(intact, tmp_path / "run")
     folder = directory / "2"

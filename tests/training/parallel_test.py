@@ -58,9 +58,11 @@ def test_optimizer_state_lies_as_the_params_do():
     optimization = dataclasses.replace(tiny.OPTIMIZATION, optimizer="adamw")
     like = state.abstract_state(tiny.params(), optimization, mesh)
     adam = like.opt_state[1][0]
-    assert adam.mu["embedding"].sharding == like.params["embedding"].sharding == sharding.NamedSharding(
-        mesh, sharding.P("model", None)
-    )  # fmt: skip
+    assert (
+        adam.mu["embedding"].sharding
+        == like.params["embedding"].sharding
+        == sharding.NamedSharding(mesh, sharding.P("model", None))
+    )
     assert adam.count.sharding.is_fully_replicated and like.step.sharding.is_fully_replicated
 
 
