@@ -4,7 +4,7 @@
 
 For each candidate: the chance of acceptance along the target's own outputs (one teacher-forced pass),
 the cost of its steps on this machine, and from both the speed-up at the best K, at temperature 0 and
-1. With --measure the best K is run as well, in turns with the target alone.
+1. With --measure the best K is run as well, in turns with autoregressive decoding.
 """
 
 import dataclasses
@@ -19,14 +19,13 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, dtypes, list_flags, measure, outputs, results, start
-from specjax import analysis, api, data, decode, drafters, sampling
-from specjax.drafters import BoundDrafter
+from experiments.lib import arms, measure, parse, results, resuming, start
+from specjax import GenerationConfig, analysis, api, data, drafters, sampling
+from specjax.decode import Request
 from specjax.loading import Model
-from specjax.request import Request
-from specjax.sampling import Sampling
-from specjax.texts import check_tokenizers
+from specjax.texts import check_vocabularies
 from specjax.training import loop, losses
+from specjax.types import Drafter
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
@@ -36,36 +35,33 @@ _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["1", "2", "3", "4", "5", "6", "8"], "Each K that is considered.")
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Each is a ranking of its own.")
-_MEASURE = flags.DEFINE_integer(
-    "measure", 0, "Timed turns of every candidate at its best K; 0: none.", lower_bound=0
-)
+_DTYPE = parse.define_dtype()
+_MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns of candidates at their best K.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
+def lengths() -> list[int]:
+    """Returns each K of --num_draft."""
+    return parse.counts("num_draft", _NUM_DRAFT.value)
+
+
 def build(
-    target: Model, drafter: BoundDrafter | None, sources: Sequence[str], temperature: float
+    target: Model, drafter: Drafter | None, sources: Sequence[str], temperature: float
 ) -> list[Request]:
-    """The requests of one arm, a source each."""
-    return arms.requests(
-        target,
-        drafter,
-        sources,
-        batch_size=1,
-        sampling=Sampling(temperature=temperature),
-        max_new_tokens=_MAX_NEW_TOKENS.value,
-        seed=_SEED.value,
-    )
+    """Returns the requests of one arm, a source each."""
+    config = GenerationConfig(max_new_tokens=_MAX_NEW_TOKENS.value, temperature=temperature, seed=_SEED.value)
+    return arms.requests(target, drafter, sources, batch_size=1, config=config)
 
 
 def own_outputs(
     console: Console, target: Model, sources: Sequence[str], temperature: float
 ) -> list[data.Pair]:
-    """Source ids and what the target itself says."""
+    """Returns source ids and the target's outputs."""
     source_ids, source_mask = api.encode_sources(target, sources)
     pairs = [data.Pair(row[mask].tolist(), []) for row, mask in zip(source_ids, source_mask, strict=True)]
-    return outputs.generated(
+    return resuming.generated(
         console,
         target,
         pairs,
@@ -78,9 +74,9 @@ def own_outputs(
 
 
 def acceptance_chances(
-    target: Model, draft: Model, said: Sequence[data.Pair], temperature: float
+    target: Model, draft: Model, outputs: Sequence[data.Pair], temperature: float
 ) -> tuple[list[np.ndarray], float]:
-    """The chance that each token of the target's outputs was an accepted draft, one array an output.
+    """Returns the chance that each token of the target's outputs was an accepted draft, one array an output.
 
     Beside them their expected alpha, the mean over positions of the sum of min(p, q).
     """
@@ -97,7 +93,7 @@ def acceptance_chances(
         return mean if greedy else losses.acceptance_of(*logits, batch["target_ids"]), mean
 
     found = []
-    for pair in said:
+    for pair in outputs:
         shape = tuple(data.bucket(len(ids), data.SOURCE_BUCKETS) for ids in (pair.source, pair.target))
         batch = dataclasses.asdict(data.make_batch([pair], shape))
         both = chances_of((target.params, draft.params), batch)
@@ -112,47 +108,35 @@ def candidate(
     draft: Model,
     temperature: float,
     sources: Sequence[str],
-    said: Sequence[data.Pair],
+    outputs: Sequence[data.Pair],
     verify: dict[int, float],
 ) -> dict[str, Any]:
-    """One row: what a draft would bring at its best K."""
-    greedy = sampling.is_greedy(temperature)
-    with console.status(f"{name}: acceptance along the target's outputs, then the time of its steps"):
-        chances, expected_alpha = acceptance_chances(target, draft, said, temperature)
+    """Returns one row: what a draft would bring at its best K."""
+    with console.status(f"{name}: acceptance along the target's outputs"):
+        chances, expected_alpha = acceptance_chances(target, draft, outputs, temperature)
     # What a round costs beside the target call, K c + o, is timed at both ends and is a line between them.
     ends = sorted({min(verify), max(verify)})
     beside = []
     for k in ends:
         request = build(target, drafters.from_model(draft, k), sources[:1], temperature)[0]
-        costs = arms.round_costs(request, not greedy, console)
+        costs = measure.round_costs(request, not sampling.is_greedy(temperature), console)
         beside.append(k * costs.c + costs.o)
     rest = {k: float(np.interp(k, ends, beside)) for k in verify}
     taus = {k: analysis.expected_tau(chances, k) for k in verify}
     speedups = {k: float(analysis.predicted_speedup(taus[k], k, 0.0, v, rest[k])) for k, v in verify.items()}
     best = max(speedups, key=lambda k: speedups[k])
-    pays = speedups[best] > 1
-    return {
-        "draft": name,
-        "temperature": temperature,
-        "million_params": measure.num_params(draft.params) / 1e6,
-        "expected_alpha": expected_alpha,
-        "c": costs.c,
-        "overhead": rest[best] - best * costs.c,
-        "num_draft": best,
-        "verify_cost": verify[best],
-        "tau": taus[best],
-        "predicted_speedup": speedups[best],
-        "verdict": "pays" if pays else "does not pay",
-    }
+    row = {"draft": name, "temperature": temperature}
+    row |= {"million_params": measure.num_params(draft.params) / 1e6, "expected_alpha": expected_alpha}
+    row |= {"c": costs.c, "overhead": rest[best] - best * costs.c, "num_draft": best}
+    row |= {"verify_cost": verify[best], "tau": taus[best], "predicted_speedup": speedups[best]}
+    return row | {"verdict": "pays" if speedups[best] > 1 else "does not pay"}
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
-    """What the pair takes at batch 1 in the target's dtype, and what sharing would save."""
-    size = jnp.dtype(target.config.dtype).itemsize
-    num_draft = max(list_flags.counts("num_draft", _NUM_DRAFT.value))
-    parts = {}
-    for who, model, num_new in (("target", target, num_draft + 1), ("draft", draft, 1)):
-        parts[who] = analysis.memory(
+    """Returns what the pair takes at batch 1 in the target's dtype, and what sharing would save."""
+    size, num_draft = jnp.dtype(target.config.dtype).itemsize, max(lengths())
+    target_memory, draft_memory = (
+        analysis.memory(
             model.config,
             num_params=measure.num_params(model.params),
             batch_size=1,
@@ -161,47 +145,47 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
             num_new=num_new,
             bytes_per_number=size,
         )
-    same_width = draft.config.d_model == target.config.d_model
+        for model, num_new in ((target, num_draft + 1), (draft, 1))
+    )
     encoder = measure.num_params({k: x for k, x in draft.params.items() if k.startswith("encoder")})
-    saving = size * encoder / 2**20 if same_width else "not possible: widths differ"
-    embedding = size * draft.params["embedding"].size / 2**20 if same_width else "not possible: widths differ"
+    saved = {"encoder": encoder, "embedding": draft.params["embedding"].size}
+    same_width = draft.config.d_model == target.config.d_model
+    mib = 2**20
     return {
         "draft": name,
-        "target_mib": parts["target"].total / 2**20,
-        "draft_mib": parts["draft"].total / 2**20,
-        "caches_mib": sum(p.cache + p.cross for p in parts.values()) / 2**20,
-        "logits_mib": sum(p.logits for p in parts.values()) / 2**20,
-        "shared_encoder_saves_mib": saving,
-        "shared_embedding_saves_mib": embedding,
+        "target_mib": target_memory.total / mib,
+        "draft_mib": draft_memory.total / mib,
+        "caches_mib": sum(m.cache + m.cross for m in (target_memory, draft_memory)) / mib,
+        "logits_mib": (target_memory.logits + draft_memory.logits) / mib,
+    } | {
+        f"shared_{part}_saves_mib": size * count / mib if same_width else "not possible: widths differ"
+        for part, count in saved.items()
     }
 
 
 def run_measured(
     console: Console, target: Model, draft: Model, row: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """The speed-up of a row's K, run in turns with the target alone."""
-    temperature, num_draft = row["temperature"], row["num_draft"]
+    """Returns the speed-up of a row's K, run in turns with autoregressive decoding."""
     timed = sources[: _NUM_TIMED.value]
     both = (
-        build(target, drafter, timed, temperature)
-        for drafter in (None, drafters.from_model(draft, num_draft))
+        build(target, drafter, timed, row["temperature"])
+        for drafter in (None, drafters.from_model(draft, row["num_draft"]))
     )
-    speedup = arms.time_arms(*both, len(timed), _MEASURE.value, console).speedup
+    speedup = measure.time_arms(*both, len(timed), _MEASURE.value, console).speedup()
     return speedup.named("speedup") | {"measured_over_predicted": speedup.median / row["predicted_speedup"]}
 
 
 def rank(
     console: Console, target: Model, candidates: dict[str, Model], sources: Sequence[str], temperature: float
 ) -> list[dict[str, Any]]:
-    """The rows of one temperature, the best candidate first."""
-    said = own_outputs(console, target, sources, temperature)
+    """Returns the rows of one temperature, the best candidate first."""
+    outputs = own_outputs(console, target, sources, temperature)
     with console.status("timing target calls on K + 1 tokens"):
-        program, params, inputs = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
-        state = decode.jitted_prefill(program, params, **inputs)
-        ks = list_flags.counts("num_draft", _NUM_DRAFT.value)
-        verify = measure.verify_costs(program, params, state, not sampling.is_greedy(temperature), ks)
+        request = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
+        verify = measure.verify_costs(request, not sampling.is_greedy(temperature), lengths())
     rows = [
-        candidate(console, target, name, draft, temperature, sources, said, verify)
+        candidate(console, target, name, draft, temperature, sources, outputs, verify)
         for name, draft in candidates.items()
     ]
     rows.sort(key=lambda row: -row["predicted_speedup"])
@@ -210,50 +194,43 @@ def rank(
     return rows
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(console: Console) -> None:
     if not _DRAFTS.value:
         raise ValueError("--draft is missing: name at least one candidate")
-    temperatures = list_flags.numbers("temperature", _TEMPERATURE.value)
-    list_flags.counts("num_draft", _NUM_DRAFT.value)
-    console = start.console()
+    temperatures = parse.numbers("temperature", _TEMPERATURE.value)
+    lengths()
     with console.status("loading"):
-        target = specjax.load(_TARGET.value, dtypes.dtype())
-        candidates = {name: specjax.load(name, dtypes.dtype()) for name in _DRAFTS.value}
+        target = specjax.load(_TARGET.value, _DTYPE.value)
+        candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
     for draft in candidates.values():
-        check_tokenizers(target.tokenizer, draft.tokenizer)
+        check_vocabularies(target.network.vocabulary, draft.network.vocabulary)
     lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
     sources = [_PREFIX.value + line for line in lines[: _NUM_EXAMPLES.value]]
     if not sources:
         raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
     console.print(f"{len(sources)} lines, batch 1, K of {', '.join(_NUM_DRAFT.value)}")
     num_source = max(len(target.tokenizer(source).input_ids) for source in sources)
-    results.show_lines(
-        console,
-        "memory at batch 1",
-        [memory_row(target, name, draft, num_source) for name, draft in candidates.items()],
-    )
+    memory = [memory_row(target, name, draft, num_source) for name, draft in candidates.items()]
+    results.show_lines(console, "memory at batch 1", memory)
     rows = []
     for temperature in temperatures:
         ranked = rank(console, target, candidates, sources, temperature)
-        shown = [{k: v for k, v in row.items() if k != "temperature"} for row in ranked]
-        shown = [row | {"draft": pathlib.PurePath(str(row["draft"])).name} for row in shown]
+        shown = [row | {"draft": pathlib.PurePath(row["draft"]).name} for row in ranked]
+        shown = [{k: v for k, v in row.items() if k != "temperature"} for row in shown]
         results.show_lines(console, f"temperature {temperature:g}, best first", shown)
-        if ranked[0]["predicted_speedup"] <= 1:
-            console.print("none of them pays here: decode with the target alone")
+        best = ranked[0]
+        if best["predicted_speedup"] <= 1:
+            console.print("none of them pays here: decode autoregressively")
         else:
             console.print(
                 f"predicted; `python -m experiments.generate --target={_TARGET.value} "
-                f"--draft={ranked[0]['draft']} --input={_INPUT.value} "
-                f"--num_draft={ranked[0]['num_draft']} --temperature={temperature:g}` measures it",
+                f"--draft={best['draft']} --input={_INPUT.value} "
+                f"--num_draft={best['num_draft']} --temperature={temperature:g}` measures it",
                 soft_wrap=True,
             )
         rows += ranked
-    if _OUTPUT.value:
-        results.write(_OUTPUT.value, "choose_draft", rows)
-        console.print(f"wrote results.json and table.md into {_OUTPUT.value}")
+    results.save(console, _OUTPUT.value, "choose_draft", rows)
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["target", "input"])
-    start.run(main)
+    start.run(main, required=["target", "input"])

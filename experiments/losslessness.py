@@ -3,7 +3,7 @@
   python -m experiments.losslessness --flagfile=configs/losslessness.flags
 
 1. Exact: every outcome of the real rounds enumerated on toy models, for every rule and option.
-2. Drawn: a trained pair, G-tests of the first token and of the first two against the target's law.
+2. Drawn: a trained pair, G-tests of the first token and of the first two against the target's distribution.
 3. Power: what happens to 1 and 2 when the code has a fault, and under rules that are lossy.
 """
 
@@ -17,21 +17,13 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import (
-    exact_law,
-    law_cases,
-    pair_law,
-    planted_bugs,
-    progress,
-    results,
-    rules,
-    sampled_law,
-    start,
-)
-from experiments.law_cases import Case
-from experiments.planted_bugs import Bug
-from specjax import acceptance, drafters
-from specjax.sampling import Sampling
+from experiments.exactness import cases, drawn, enumeration, faults
+from experiments.exactness.cases import Case
+from experiments.exactness.drawn import REJECT_BELOW, Pair
+from experiments.exactness.faults import FAULTS, Fault
+from experiments.lib import parse, progress, results, start
+from specjax import drafters
+from specjax.generation_config import GenerationConfig
 
 _PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Which parts to run.")
 _TARGET = flags.DEFINE_string("target", None, "Trained target of part 2.")
@@ -44,67 +36,68 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.", lo
 _SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
 
-NUM_CONTROLS = len({(bug.shows == "greedy", bug.case) for bug in planted_bugs.BUGS.values()})
-REJECT_BELOW = 1e-3  # p-value, divided by the number of tests
+# What each fault is looked for by; without a fault none of it may be seen.
+CONTROLS = dict.fromkeys((fault.case, fault.shows) for fault in FAULTS.values())
 SMALL = 1000  # draws of the test in the Korean summary of the paper (see experiments/results/README.md)
 
 LOSSY_SHARE = 8  # a lossy rule is seen with so many times fewer draws
 
 # rule as --rule has it, drafted (K or a tree), options
 TESTS = (
-    ("speculative", "2", Sampling()),
-    ("speculative", "2", Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.3)),
-    ("block", "2", Sampling()),
-    ("multi_round", "2x1", Sampling()),
+    ("speculative", "2", GenerationConfig(temperature=1.0)),
+    ("speculative", "2", GenerationConfig(temperature=1.2, top_p=0.95, repetition_penalty=1.3)),
+    ("block", "2", GenerationConfig(temperature=1.0)),
+    ("multi_round", "2x1", GenerationConfig(temperature=1.0)),
 )
-LOSSY_TESTS = (("lenient:0.5", "2", Sampling()), ("typical", "2", Sampling()))
+LOSSY_TESTS = (
+    ("lenient:0.5", "2", GenerationConfig(temperature=1.0)),
+    ("typical", "2", GenerationConfig(temperature=1.0)),
+)
 
 
 def exact_row(key: tuple[str, str, str], case: Case) -> dict[str, Any]:
     """Part 1: one enumeration."""
-    law, target = case.run().probability, case.target_law()
-    error = exact_law.law_error(law, target)
+    outputs, expected = case.outputs().probability, case.expected()
+    error = enumeration.largest_error(outputs, expected)
     rule, drafter, name = key
     return {
         "part": "exact",
         "rule": rule,
         "drafter": drafter,
         "options": name,
-        "lossless": acceptance.is_lossless(case.rule()),
+        "lossless": case.rule.is_lossless,
         "error": error,
-        "kl": exact_law.divergence(target, law),
+        "kl": enumeration.divergence(expected, outputs),
         "passed": bool(error < case.bar),
     }
 
 
 def drawn_rows(
-    tests: tuple, lossless: bool, num_tests: int, console: Console, pair: pair_law.Pair
+    tests: tuple, lossless: bool, num_tests: int, console: Console, pair: Pair
 ) -> list[dict[str, Any]]:
     """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
     rows = []
-    for rule, drafted, sampling in tests:
+    for rule, drafted, config in tests:
         *above, last = map(int, drafted.split("x"))
         drafter = (
             drafters.tree_from_model(pair.draft, (*above, last))
             if above
             else drafters.from_model(pair.draft, last)
         )
-        words = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(sampling).items() if v is not None)
+        asked = {name: getattr(config, name) for name in ("temperature", "top_p", "repetition_penalty")}
+        words = ", ".join(f"{k} {v:g}" for k, v in asked.items() if v is not None)
         label = f"drawing: {rule}, K = {drafted}, {words}"
-        num = _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE)
-        drawn = pair_law.draw(
+        found = drawn.draw(
             pair,
             drafter,
-            rules.parse(rule),
-            sampling,
-            num,
+            parse.rule(rule),
+            dataclasses.replace(config, seed=_SEED.value),
+            _NUM_DRAWS.value // (1 if lossless else LOSSY_SHARE),
             _BATCH_SIZE.value,
-            _SEED.value,
             lambda batches, label=label: progress.track(batches, len(batches), label, console),
         )
         for what, num_tokens in (("first token", 1), ("first two tokens", 2)):
-            test = pair_law.g_test(drawn, num_tokens)
-            small = pair_law.g_test(drawn, num_tokens, num=SMALL)
+            test, small = found.g_test(num_tokens), found.g_test(num_tokens, SMALL)
             rows.append(
                 {
                     "part": "drawn",
@@ -113,66 +106,40 @@ def drawn_rows(
                     "options": words,
                     "what": what,
                     "lossless": lossless,
-                    "num_draws": sum(map(len, drawn.tokens)),
+                    "num_draws": sum(map(len, found.tokens)),
                     "num_cells": test.num_cells,
                     "statistic": test.statistic,
                     "p_value": test.p_value,
                     "p_value_of_1000": small.p_value,
-                    "tau": drawn.tau,
+                    "tau": found.tau,
                     "passed": test.p_value >= REJECT_BELOW / num_tests,
                 }
             )
     return rows
 
 
-def caught(case: Case, greedy: bool) -> tuple[str, float | None]:
-    """Part 3: the first check that the code as it is fails on a case, and by how much.
-
-    ("nothing", 0.0) where every check passes: with a fault in the code a hole in the proof, without one
-    what must be. The greedy program draws nothing: its faults are looked for in its output alone.
-    """
-    if greedy:
-        differing = sum(tokens != path for tokens, path in case.greedy_paths())
-        return ("greedy output", float(differing)) if differing else ("nothing", 0.0)
-    try:
-        law = case.run()
-    except (ValueError, TypeError) as error:
-        return f"exact: refused ({str(error).splitlines()[0][:60]})", None
-    error = exact_law.law_error(law.probability, case.target_law())
-    if error > case.bar:
-        return "exact: law", error
-    twin = case.run(twin=True) if case.has_twin else law
-    if case.has_twin and twin.num_accepted < 0.999 * twin.num_tested:
-        return "exact: twin draft rejected", 1 - float(twin.num_accepted / twin.num_tested)
-    p_value = sampled_law.sampled_test(case).p_value
-    return ("drawn: p-value", p_value) if p_value < REJECT_BELOW else ("nothing", 0.0)
-
-
-def power_row(name: str, bug: Bug) -> dict[str, Any]:
-    """One planted fault."""
-    with planted_bugs.planted(bug):
-        check, evidence = caught(bug.case, bug.shows == "greedy")
-    passed = check != "nothing"
-    return {"part": "power", "bug": name, "caught_by": check, "evidence": evidence, "passed": passed}
+def power_row(name: str, fault: Fault) -> dict[str, Any]:
+    """Part 3: one planted fault, looked for where it shows."""
+    caught, evidence, words = faults.check(fault.case, fault.shows, fault.one_round)
+    caught_by = f"{fault.shows}: {words}" if caught else "nothing"
+    return {"part": "power", "bug": name, "caught_by": caught_by, "evidence": evidence, "passed": caught}
 
 
 def control_rows() -> Iterator[dict[str, Any]]:
     """The same checks on the same cases without a fault: none may fail."""
-    for greedy, case in dict.fromkeys(
-        (bug.shows == "greedy", bug.case) for bug in planted_bugs.BUGS.values()
-    ):
-        check, evidence = caught(case, greedy)
+    for case, shows in CONTROLS:
+        caught, evidence, words = faults.check(case, shows)
         yield {
             "part": "power",
             "bug": "none (control)",
-            "caught_by": check,
+            "caught_by": words if caught else "nothing",
             "evidence": evidence,
-            "passed": check == "nothing",
+            "passed": not caught,
         }
 
 
-def verdict(row: dict[str, Any]) -> str:
-    """What is to be said about a check; in colour what should not be."""
+def outcome(row: dict[str, Any]) -> str:
+    """Returns what a check came to, in words; in colour what should not be."""
     if row["part"] == "power" and row["caught_by"] != "nothing":
         said = "caught" if row["passed"] else "CAUGHT WITHOUT A FAULT"
     elif row.get("lossless", True):
@@ -185,7 +152,7 @@ def verdict(row: dict[str, Any]) -> str:
 def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
     """A long table, one line a row."""
     shown = [{name: "" if row[name] is None else row[name] for name in columns} for row in rows]
-    shown = [line | {"verdict": verdict(row)} for line, row in zip(shown, rows, strict=True)]
+    shown = [line | {"outcome": outcome(row)} for line, row in zip(shown, rows, strict=True)]
     results.show_lines(console, title, shown)
 
 
@@ -198,7 +165,9 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
         name = "float32" if row["options"] == "float32" else row["rule"]
         groups.setdefault(name, []).append(max(row["error"], 1e-18))
     groups["planted faults"] = [
-        row["evidence"] for row in rows if row["part"] == "power" and row["caught_by"] == "exact: law"
+        row["evidence"]
+        for row in rows
+        if row["part"] == "power" and row["caught_by"].startswith("distribution")
     ]
     for place, (name, errors) in enumerate(groups.items()):
         spread = place + (np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else np.zeros(len(errors)))
@@ -209,7 +178,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     above.text(len(groups) - 0.6, Case().bar * 2, "bar, float64", ha="right", color="gray")
     above.set_yscale("log")
     above.set_ylabel("largest error of a probability")
-    above.set_title("Enumerated law of the output against the target's")
+    above.set_title("Enumerated distribution of the output against the target's")
     drawn = [row for row in rows if row["part"] == "drawn"]
     for place, row in enumerate(drawn):
         color = "tab:blue" if row["lossless"] else "tab:red"
@@ -228,17 +197,22 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 def run_parts(console: Console) -> list[dict[str, Any]]:
     """All three parts, each table printed when it is ready."""
     exact: list[dict[str, Any]] = []
-    drawn: list[dict[str, Any]] = []
+    sampled: list[dict[str, Any]] = []
     power: list[dict[str, Any]] = []
     if "exact" in _PARTS.value:
-        cases = list((law_cases.all_cases() | law_cases.lossy_cases()).items())
-        exact = [exact_row(*item) for item in progress.track(cases, len(cases), "exact", console)]
-        show(console, "1. exact: the enumerated law", ("rule", "drafter", "options", "error", "kl"), exact)
+        listed = list((cases.all_cases() | cases.lossy_cases()).items())
+        exact = [exact_row(*item) for item in progress.track(listed, len(listed), "exact", console)]
+        show(
+            console,
+            "1. exact: the enumerated distribution",
+            ("rule", "drafter", "options", "error", "kl"),
+            exact,
+        )
     if "drawn" in _PARTS.value:
-        pair = pair_law.Pair(specjax.load(_TARGET.value), specjax.load(_DRAFT.value), _SOURCES.value)
+        pair = Pair(specjax.load(_TARGET.value), specjax.load(_DRAFT.value), _SOURCES.value)
         num_tests = 2 * len(TESTS)
-        drawn = drawn_rows(TESTS, True, num_tests, console, pair)
-        drawn += drawn_rows(LOSSY_TESTS, False, num_tests, console, pair)
+        sampled = drawn_rows(TESTS, True, num_tests, console, pair)
+        sampled += drawn_rows(LOSSY_TESTS, False, num_tests, console, pair)
         columns = (
             "rule",
             "drafter",
@@ -250,13 +224,13 @@ def run_parts(console: Console) -> list[dict[str, Any]]:
             "p_value_of_1000",
             "tau",
         )
-        show(console, "2. drawn: the trained pair", columns, drawn)
+        show(console, "2. drawn: the trained pair", columns, sampled)
     if "power" in _PARTS.value:
-        bugs = list(planted_bugs.BUGS.items())
-        power = list(progress.track(control_rows(), NUM_CONTROLS, "power, control", console))
-        power += [power_row(*item) for item in progress.track(bugs, len(bugs), "power", console)]
+        planted = list(FAULTS.items())
+        power = list(progress.track(control_rows(), len(CONTROLS), "power, control", console))
+        power += [power_row(*item) for item in progress.track(planted, len(planted), "power", console)]
         show(console, "3. power: planted faults", ("bug", "caught_by", "evidence"), power)
-    return exact + drawn + power
+    return exact + sampled + power
 
 
 def main(argv: list[str]) -> None:

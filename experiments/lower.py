@@ -7,24 +7,21 @@ simulated devices and lowered for each platform; no weights exist, nothing runs.
 of a device.
 """
 
-import pathlib
 import time
-from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
+from rich.console import Console
 
-from experiments import meshes, results, shapes, start
+from experiments.lib import meshes, parse, results, start
 from specjax import decode, loading, sharding
 from specjax.drafters import ModelDrafter
 from specjax.models import convert, t5
-from specjax.request import Request, prepare
-from specjax.sampling import Sampling
 
 _SHAPES = sorted(t5.PRESETS)
 _TARGET = flags.DEFINE_enum("target", "t5-v1_1-xxl", _SHAPES, "Shape of the target.")
-_DRAFT = flags.DEFINE_enum("draft", "t5-small", _SHAPES, "Shape of the draft, whole on every device.")
+_DRAFT = flags.DEFINE_enum("draft", "t5-small", _SHAPES, "Shape of the draft, which is replicated.")
 _MESH = flags.DEFINE_string("mesh", "1x8", "DATAxMODEL, as in 2x4: that many simulated devices.")
 _NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
@@ -35,58 +32,40 @@ _PLATFORMS = flags.DEFINE_list("platforms", ["tpu", "cuda"], "What to lower for.
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
-def request(mesh: jax.sharding.Mesh) -> Request:
-    """The program and its inputs; the params are shapes."""
-    target = loading.outline(shapes.shape(_TARGET.value, _DTYPE.value), mesh)
-    draft = loading.outline(shapes.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED)
+def main(console: Console) -> None:
+    num_data, num_model = parse.mesh(_MESH.value)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", num_data * num_model)
+    mesh = sharding.make_mesh(num_data, num_model)
+    # Networks whose params are shapes.
+    target = loading.outline(parse.shape(_TARGET.value, _DTYPE.value), mesh).network
+    draft = loading.outline(parse.shape(_DRAFT.value, _DTYPE.value), mesh, sharding.REPLICATED).network
     size = (_BATCH_SIZE.value, _SOURCE.value)
-    return prepare(
-        target.network,
-        target.params,
+    program, inputs = decode.prepare(
+        target,
         np.full(size, 2, np.int32),
         np.ones(size, bool),
-        drafter=ModelDrafter(draft.network, _NUM_DRAFT.value),
-        drafter_params=draft.params,
-        sampling=Sampling(temperature=1.0),
+        drafter=ModelDrafter(draft, _NUM_DRAFT.value),
+        temperature=1.0,
         max_new_tokens=_NEW_TOKENS.value,
-        seed=0,
     )
-
-
-def main(argv: list[str]) -> None:
-    del argv
-    console = start.console()
-    data, model = meshes.parse(_MESH.value)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", data * model)
-    mesh = sharding.make_mesh(data, model)
-    prepared = request(mesh)
-    program = prepared.program
-    drafter: Any = program.drafter
+    models = [
+        ("target", target.config, sharding.T5_RULES, _NUM_DRAFT.value + 1),
+        ("draft", draft.config, sharding.REPLICATED, 1),
+    ]
     rows = meshes.show_memory(
-        console,
-        mesh,
-        [
-            ("target", program.target.config, sharding.T5_RULES, _NUM_DRAFT.value + 1),  # type: ignore[attr-defined]
-            ("draft", drafter.network.config, sharding.REPLICATED, 1),
-        ],
-        batch_size=_BATCH_SIZE.value,
-        num_source=_SOURCE.value,
-        num_slots=program.num_slots,
+        console, mesh, models, batch_size=size[0], num_source=size[1], num_slots=program.num_slots
     )
     started = time.perf_counter()
-    traced = decode.jitted_generate.trace(*prepared)
+    traced = decode.jitted_generate.trace(program, inputs)
     console.print(f"traced in {time.perf_counter() - started:.1f} s")
     for platform in _PLATFORMS.value:
         started = time.perf_counter()
         text = traced.lower(lowering_platforms=(platform,)).as_text()
-        took_s = time.perf_counter() - started
-        console.print(
-            f"lowered for {platform} in {took_s:.1f} s: {len(text.splitlines())} lines of StableHLO"
-        )
-        rows.append({"platform": platform, "num_lines": len(text.splitlines()), "seconds": round(took_s, 1)})
-    if _OUTPUT.value:
-        results.write(pathlib.Path(_OUTPUT.value), "lower", rows)
+        took_s, num_lines = time.perf_counter() - started, len(text.splitlines())
+        console.print(f"lowered for {platform} in {took_s:.1f} s: {num_lines} lines of StableHLO")
+        rows.append({"platform": platform, "num_lines": num_lines, "seconds": round(took_s, 1)})
+    results.save(console, _OUTPUT.value, "lower", rows)
 
 
 if __name__ == "__main__":

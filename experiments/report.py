@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
-from experiments import results, start
+from experiments.lib import results, start
 
 _RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
 _LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
@@ -26,7 +26,7 @@ _PICTURE = re.compile(r"!\[.*\]\((.*)\)")
 
 
 def table(folder: pathlib.Path, match: re.Match) -> str:
-    """The Markdown of one line of the template."""
+    """Returns the Markdown of one line of the template."""
     name, field, presence, columns = match.groups()
     path = folder / name / "results.json"
     if not path.exists():
@@ -40,7 +40,7 @@ def table(folder: pathlib.Path, match: re.Match) -> str:
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """A field; a path by its last part, a speed-up with its quartiles."""
+    """Returns a field; a path by its last part, a speed-up with its quartiles."""
     value = row.get(name, "not run")
     if name in ("draft", "target"):
         return pathlib.PurePath(value).name
@@ -49,8 +49,7 @@ def cell(row: dict[str, Any], name: str) -> Any:
     return value
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(console: Console) -> None:
     folder = pathlib.Path(_RESULTS.value)
     template = (folder / "template.md").read_text(encoding="utf-8")
     lines = []
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> None:
             lines.append(f"{line}\n")
     note = "<!-- Made by `python -m experiments.report` from template.md and */results.json. -->\n"
     results.write_text(folder / "README.md", note + "".join(lines))
-    Console().print(f"wrote {folder / 'README.md'}", soft_wrap=True)
+    console.print(f"wrote {folder / 'README.md'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 A decoder call at batch 1 reads all its weights once, whether for one token or for eight. So time is bytes
 over bandwidth, unless arithmetic takes longer; collectives between devices are left out. The target is
-divided over the devices, the draft lies on each. On a GPU a layer takes its kernels' launches at least,
+divided over the devices, the draft is replicated. On a GPU a layer takes its kernels' launches at least,
 however little it reads: a second prediction has that floor. Below stands what was measured on this machine.
 """
 
@@ -13,8 +13,9 @@ import pathlib
 from typing import Any
 
 from absl import flags
+from rich.console import Console
 
-from experiments import results, start
+from experiments.lib import results, start
 from specjax import analysis
 from specjax.models.config import PRESETS
 
@@ -41,7 +42,7 @@ NUM_DRAFT = 7
 
 
 def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
-    """A decoder call of a shape at batch 1."""
+    """Returns a decoder call of a shape at batch 1."""
     return analysis.decoder_call(
         PRESETS[name],
         num_new=num_new,
@@ -53,7 +54,7 @@ def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
 
 
 def speedup(machine: str, target: str, draft: str, alpha: float, layer_s: float) -> dict[str, float]:
-    """Time of a plain step, c, v and what follows; a layer takes `layer_s` at least."""
+    """Returns the time of a decoding step, c, v and what follows; a layer takes `layer_s` at least."""
     devices, gigabytes, teraflops = MACHINES[machine]
 
     def seconds(name: str, num_new: int, devices: int) -> float:
@@ -68,20 +69,12 @@ def speedup(machine: str, target: str, draft: str, alpha: float, layer_s: float)
 
 
 def predict(machine: str, target: str, draft: str, alpha: float, paper: float | None) -> dict[str, Any]:
-    """A row: bytes, times of the parts, the speed-up."""
+    """Returns a row: bytes, times of the parts, the speed-up."""
     reads = call(target, 1)
-    row = {
-        "machine": machine,
-        "target": target,
-        "draft": draft,
-        "alpha": alpha,
-        "num_draft": NUM_DRAFT,
-        "gigabytes_target": reads.weights / 1e9,
-        "gigabytes_draft": call(draft, 1).weights / 1e9,
-        "megabytes_cache": reads.cache / 1e6,
-        "megabytes_cross": reads.cross / 1e6,
-        **speedup(machine, target, draft, alpha, 0.0),
-    }
+    row = {"machine": machine, "target": target, "draft": draft, "alpha": alpha, "num_draft": NUM_DRAFT}
+    row |= {"gigabytes_target": reads.weights / 1e9, "gigabytes_draft": call(draft, 1).weights / 1e9}
+    row |= {"megabytes_cache": reads.cache / 1e6, "megabytes_cross": reads.cross / 1e6}
+    row |= speedup(machine, target, draft, alpha, 0.0)
     if "TPU" not in machine:
         with_launches = speedup(machine, target, draft, alpha, 1e-6 * _LAUNCH_US.value)
         row |= {f"{name}_with_launches": with_launches[name] for name in ("c", "predicted_speedup")}
@@ -91,7 +84,7 @@ def predict(machine: str, target: str, draft: str, alpha: float, paper: float | 
 
 
 def measured_here() -> list[dict[str, Any]]:
-    """Rows of `walltime` that are in experiments/results, beside what this call reads."""
+    """Returns rows of `walltime` that are in experiments/results, beside what this call reads."""
     rows = []
     for name in ("small", "base"):
         path = pathlib.Path(__file__).parent / "results" / f"walltime_{name}" / "results.json"
@@ -100,22 +93,15 @@ def measured_here() -> list[dict[str, Any]]:
         curve = {row["num_new"]: row["verify_cost"] for row in document["rows"] if "num_new" in row}
         reads = call(f"t5-{name}", 1, bytes_per_number=4)
         plain_ms = float(str(found[0]["ms_per_token_target_alone"]).split()[0])
-        rows.append(
-            {
-                "measured_on": document["hardware"],
-                "target": f"t5-{name}, float32",
-                "gigabytes_target": reads.weights / 1e9,
-                "plain_ms_measured": plain_ms,
-                "gigabytes_per_second_reached": sum(reads[:3]) / plain_ms / 1e6,
-                "verify_cost_measured": curve[8],
-                "verify_cost_on_paper": 1.0,
-            }
-        )
+        row = {"measured_on": document["hardware"], "target": f"t5-{name}, float32"}
+        row |= {"gigabytes_target": reads.weights / 1e9, "plain_ms_measured": plain_ms}
+        row |= {"gigabytes_per_second_reached": sum(reads[:3]) / plain_ms / 1e6}
+        rows.append(row | {"verify_cost_measured": curve[8], "verify_cost_on_paper": 1.0})
     return rows
 
 
-def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
-    """Predicted speed-up by machine, a bar for each pair; the paper's measurements as lines."""
+def plot(rows: list[dict[str, Any]]) -> Any:
+    """Returns a figure: predicted speed-up by machine, a bar a pair; the paper's measurements as lines."""
     figure, axis = results.subplots(1, 1, figsize=(9, 4))
     machines = list(MACHINES)
     for i, (target, draft, *_) in enumerate(PAIRS):
@@ -129,20 +115,15 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     axis.set_xticks(range(len(machines)), [name.replace(", ", ",\n") for name in machines], fontsize=8)
     axis.set(title="speed-up on paper, K = 7 (dashed: the paper's measurements)", ylim=(0, 4.6))
     axis.legend(fontsize=8, ncol=4, loc="upper center")
-    results.save_figure(figure, path)
+    return figure
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    console = start.console()
+def main(console: Console) -> None:
     rows = [predict(machine, *pair) for machine in MACHINES for pair in PAIRS]
     results.show_lines(console, "on paper, batch 1, bfloat16", rows)
     here = measured_here()
     results.show_lines(console, "measured", here)
-    if _OUTPUT.value:
-        results.write(_OUTPUT.value, "roofline", [*rows, *here])
-        plot(pathlib.Path(_OUTPUT.value) / "roofline.png", rows)
-        console.print(f"wrote results.json, table.md and roofline.png into {_OUTPUT.value}", soft_wrap=True)
+    results.save(console, _OUTPUT.value, "roofline", [*rows, *here], lambda: plot(rows))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@
 
 Every combination of the lists is a row: counts, the parts of a round, predicted and measured
 speed-up (decode only and end to end), latencies of both arms, quality of both outputs, and what is
-said to explain the differences between tasks. All arms are timed in turns in this process.
+thought to explain the differences between tasks. All arms are timed in turns in this process.
 """
 
-import dataclasses
 import functools
 import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,12 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments import arms, columns, dtypes, list_flags, options, results, side_by_side, start, tasks
-from experiments import rows as rows_lib
+from experiments.lib import arms, columns, options, parse, results, start, tasks
+from experiments.lib.compare import Comparison, References
 from specjax import analysis, data
 from specjax.loading import Model
-from specjax.request import Request
-from specjax.texts import check_tokenizers
+from specjax.texts import check_vocabularies
 from specjax.training import loop
-from specjax.types import Generation
 
 _PAIRS = flags.DEFINE_multi_string(
     "pair", [], "TASK,TARGET,DRAFT,LIMIT: models as Hugging Face directories or hub ids, most new tokens."
@@ -38,13 +35,13 @@ _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources decoded.", lo
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at most.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
+_DTYPE = parse.define_dtype()
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A target and a draft on a task; `limit` is the most new tokens of a row."""
 
     task: str
@@ -54,7 +51,7 @@ class Pair:
 
     @classmethod
     def parse(cls, text: str) -> "Pair":
-        """Reads one --pair.
+        """Returns one --pair.
 
         Raises:
           ValueError: not four parts, an unknown task, or a limit that is no number.
@@ -69,39 +66,30 @@ class Pair:
 
 @functools.cache
 def load(name: str) -> Model:
-    return specjax.load(name, dtypes.dtype())
+    return specjax.load(name, _DTYPE.value)
 
 
-@functools.cache
-def _entropy(module: Any) -> Any:
-    """A jitted function to nats per position, `[B, N]`, of a model's own distributions."""
-
-    @jax.jit
-    def entropy(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        log_probs = jax.nn.log_softmax(loop.teacher_forced_logits(module, params, batch))
-        return -(jnp.exp(log_probs) * log_probs).sum(-1)
-
-    return entropy
+@functools.partial(jax.jit, static_argnums=0)
+def entropy(module: Any, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    """Returns nats per position, `[B, N]`, of a model's own distributions."""
+    log_probs = jax.nn.log_softmax(loop.teacher_forced_logits(module, params, batch))
+    return -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-def describe(target: Model, batches: Sequence[Request], plain: Generation) -> dict[str, float]:
-    """What tasks differ in: the target's entropy along its output, and how much of that the source holds."""
-    entropies, copied, first = [], [], 0
-    for request in batches:
+def describe(target: Model, plain: arms.Arm) -> dict[str, float]:
+    """Returns what tasks differ in: the target's entropy, and how much of its output the source holds."""
+    entropies, copied = [], []
+    tokens, lengths = plain.generation.tokens, plain.generation.length
+    for first, request in zip(itertools.count(0, plain.batch_size), plain.batches, strict=False):
         source, mask = (np.asarray(request.inputs[name]) for name in ("source_ids", "source_mask"))
-        rows = slice(first, first + len(source))
-        tokens, lengths = plain.tokens[rows], plain.length[rows]
-        first += len(source)
-        padded = np.zeros((len(source), plain.tokens.shape[1]), np.int32)
-        padded[: len(tokens)] = tokens
-        found = np.asarray(
-            _entropy(target.module)(
-                target.params, {"source_ids": source, "source_mask": mask, "target_ids": padded}
-            )
-        )
-        for i, length in enumerate(lengths):
+        padded = np.zeros((len(source), tokens.shape[1]), np.int32)
+        rows = tokens[first : first + len(source)]
+        padded[: len(rows)] = rows
+        batch = {"source_ids": source, "source_mask": mask, "target_ids": padded}
+        found = np.asarray(entropy(target.module, target.params, batch))
+        for i, length in enumerate(lengths[first : first + len(source)]):
             entropies.append(found[i, :length])
-            copied.append(np.isin(tokens[i, :length], source[i][mask[i]][:-1]))
+            copied.append(np.isin(rows[i, :length], source[i][mask[i]][:-1]))
     return {
         "target_entropy": float(np.concatenate(entropies).mean()),
         "copied_share": float(np.concatenate(copied).mean()),
@@ -111,61 +99,37 @@ def describe(target: Model, batches: Sequence[Request], plain: Generation) -> di
 def compare(
     console: Console, pair: Pair, texts: Sequence[data.TextPair], temperature: float, batch_size: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one pair, temperature and batch size: one for each --num_draft."""
+    """Yields the rows of one pair, temperature and batch size: one for each --num_draft."""
     target, draft = load(pair.target), load(pair.draft)
-    check_tokenizers(target.tokenizer, draft.tokenizer)
-    sources, references = ([text[i] for text in texts] for i in (0, 1))
-    build = functools.partial(
-        arms.requests,
-        target,
-        batch_size=batch_size,
-        rule=options.rule(),
-        sampling=options.sampling(temperature),
-        max_new_tokens=pair.limit,
-        seed=_SEED.value,
-        truncate=True,
-    )
-
-    def run(batches: list[Request], name: str) -> rows_lib.Arm:
-        return rows_lib.Arm(batches, arms.decode_all(batches, len(sources), name, console))
-
-    plain = run(build(None, sources), "target alone")
-    shared = {
-        "task": pair.task,
-        "target": pair.target,
-        "temperature": temperature,
-        "batch_size": batch_size,
-        "rule": options.rule_name(),
-        "dtype": target.config.dtype,
-        "seed": _SEED.value,
-        **describe(target, plain.batches, plain.generation),
-    }
-    for column in side_by_side.compare(
+    check_vocabularies(target.network.vocabulary, draft.network.vocabulary)
+    sources, references = zip(*texts, strict=True)
+    comparison = Comparison(
         console,
         target,
         draft,
-        plain,
         sources,
-        rows_lib.References(references, data.TASKS[pair.task].metric),
-        build=build,
-        run=run,
-        num_timed=_NUM_TIMED.value,
-        repeats=_REPEATS.value,
-    ):
-        row = column.row
-        if column.name.isdecimal() and "c" in row and row["alpha"] != "not applicable":
-            num_draft = int(column.name)
-            tau = analysis.expected_tokens(row["alpha"], num_draft)
-            row["predicted_speedup_iid"] = float(
-                analysis.predicted_speedup(tau, num_draft, row["c"], row["verify_cost"])
-            )
-        has_draft = column.drafter is not None and column.drafter.tokenizer is not None
-        yield shared | {"draft": pair.draft if has_draft else "none", "num_draft": column.name} | row
+        References(references, data.TASKS[pair.task].metric),
+        batch_size,
+        options.config(temperature, pair.limit, _SEED.value),
+        options.rule(),
+        truncate=True,
+    )
+    plain = comparison.run(None, "autoregressive")
+    shared = {"task": pair.task, "target": pair.target, "temperature": temperature}
+    shared |= {"batch_size": batch_size, "rule": options.rule_name(), "dtype": target.config.dtype}
+    shared |= {"seed": _SEED.value, **describe(target, plain)}
+    for name, drafter, _, _, row, _ in comparison.columns(plain, _NUM_TIMED.value, _REPEATS.value):
+        if name.isdecimal() and "c" in row and row["alpha"] != "not applicable":
+            tau = analysis.expected_tokens(row["alpha"], int(name))
+            predicted = analysis.predicted_speedup(tau, int(name), row["c"], row["verify_cost"])
+            row["predicted_speedup_iid"] = float(predicted)
+        has_draft = drafter is not None and drafter.vocabulary is not None
+        yield shared | {"draft": pair.draft if has_draft else "none", "num_draft": name} | row
         jax.clear_caches()  # compiled programs hold hundreds of memory maps each, and a process may run out
 
 
 def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """What tells the rows apart, among the fields `names`."""
+    """Returns what tells the rows apart, among the fields `names`."""
     varying = [name for name in names if len({str(row[name]) for row in rows}) > 1] or names[:1]
     short = {"temperature": "T = ", "batch_size": "B = ", "num_draft": "K = "}
 
@@ -179,68 +143,55 @@ def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     return [", ".join(value(row, name) for name in varying) for row in rows]
 
 
-def plot(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Measured and predicted speed-up, and the latencies of both arms; a line of each a row."""
+def plot(rows: Sequence[dict[str, Any]]) -> Any:
+    """Returns a figure: measured and predicted speed-up, and latencies of both arms; a line a row."""
     from matplotlib import ticker
 
     figure, (left, right) = results.subplots(1, 2, figsize=(12, 1.5 + 0.45 * len(rows)), sharey=True)
     at = np.arange(len(rows))
-    measured = np.array([row["speedup"] for row in rows])
-    low, high = (np.array([row[f"speedup_{end}"] for row in rows]) for end in ("low", "high"))
+    measured, low, high = (np.array([row[f"speedup{end}"] for row in rows]) for end in ("", "_low", "_high"))
     left.barh(at - 0.18, measured, 0.36, xerr=[measured - low, high - measured], capsize=2, label="measured")
     predicted = [row.get("predicted_speedup", np.nan) for row in rows]
     left.barh(at + 0.18, predicted, 0.36, label="predicted from the parts", alpha=0.5)
     left.axvline(1, color="black", linewidth=0.8)
     left.set_yticks(at, labels(rows, ("task", "draft", "temperature", "batch_size", "num_draft")), fontsize=9)
     left.invert_yaxis()
-    left.set_title("speed-up over the target alone, decode only")
+    left.set_title("speed-up over autoregressive decoding, decode only")
     left.legend(fontsize=8)
-    for arm, offset, color in (("_target_alone", -0.12, "C7"), ("", 0.12, "C0")):
+    for arm, name, offset, color in (
+        ("_target_alone", "autoregressive", -0.12, "C7"),
+        ("", "speculative", 0.12, "C0"),
+    ):
         for percent, marker in ((50, "o"), (90, ">")):
-            right.plot(
-                [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows],
-                at + offset,
-                marker,
-                color=color,
-                label=f"p{percent}, {'speculative' if not arm else 'target alone'}",
-            )
+            ms = [1e3 * row[f"latency_p{percent}_s{arm}"] for row in rows]
+            right.plot(ms, at + offset, marker, color=color, label=f"p{percent}, {name}")
     right.set_xscale("log")
     right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     right.xaxis.set_major_formatter(ticker.ScalarFormatter())
     right.xaxis.set_minor_formatter(ticker.NullFormatter())
-    right.set_title("milliseconds a request, encoders included")
+    right.set_title("milliseconds a request, encoder time included")
     right.grid(axis="x", which="both", alpha=0.3)
     right.legend(fontsize=8)
-    results.save_figure(figure, path)
+    return figure
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    console = start.console()
+def main(console: Console) -> None:
     if not _PAIRS.value:
         raise ValueError("--pair is missing: give at least one TASK,TARGET,DRAFT,LIMIT")
     pairs = [Pair.parse(text) for text in _PAIRS.value]
     columns.check()
-    grid = list(
-        itertools.product(
-            pairs,
-            list_flags.numbers("temperature", _TEMPERATURE.value),
-            list_flags.counts("batch_size", _BATCH_SIZE.value),
-        )
-    )
+    temperatures = parse.numbers("temperature", _TEMPERATURE.value)
+    grid = list(itertools.product(pairs, temperatures, parse.counts("batch_size", _BATCH_SIZE.value)))
     rows: list[dict[str, Any]] = []
     for i, (pair, temperature, batch_size) in enumerate(grid, 1):
         console.rule(f"{i} of {len(grid)}: {pair.task}, {pair.draft}, T = {temperature:g}, B = {batch_size}")
-        texts = tasks.pairs(_SPLIT.value, pair.task)
-        texts = [texts[i] for i in range(min(_NUM_EXAMPLES.value, len(texts)))]
+        texts = tasks.first(tasks.pairs(_SPLIT.value, pair.task), _NUM_EXAMPLES.value)
         for row in compare(console, pair, texts, temperature, batch_size):
             rows.append(row)
             if _OUTPUT.value:
                 results.write(_OUTPUT.value, "speedup", rows)
     results.show(console, f"speed-up on {results.hardware()}", rows)
-    if _OUTPUT.value and _REPEATS.value:
-        plot(pathlib.Path(_OUTPUT.value) / "speedup.png", rows)
-        console.print(f"wrote results.json, table.md and speedup.png into {_OUTPUT.value}", soft_wrap=True)
+    results.save(console, _OUTPUT.value, "speedup", rows, (lambda: plot(rows)) if _REPEATS.value else None)
 
 
 if __name__ == "__main__":

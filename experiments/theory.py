@@ -1,4 +1,4 @@
-"""What the formulas say: the paper's tables recomputed, and the best K over alpha, c and v.
+"""What the formulas give: the paper's tables recomputed, and the best K over alpha, c and v.
 
   python -m experiments.theory --output=experiments/results/theory
 
@@ -7,13 +7,13 @@ brings, and a heat map shows both for a target call that costs the same for any 
 that does not.
 """
 
-import pathlib
 from typing import Any
 
 import numpy as np
 from absl import flags
+from rich.console import Console
 
-from experiments import results, start
+from experiments.lib import results, start
 from specjax import analysis
 
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and theory.png.")
@@ -45,22 +45,18 @@ TABLE_4 = (
 
 
 def table_1() -> list[dict[str, Any]]:
-    """Expected tokens and operations, printed and recomputed."""
-    return [
-        {
-            "alpha": alpha,
-            "num_draft": k,
-            "printed_operations": operations,
-            "operations": round(float(analysis.operations_factor(alpha, k)), 2),
-            "printed_tokens": tokens,
-            "tokens": round(float(analysis.expected_tokens(alpha, k)), 2),
-        }
-        for alpha, k, operations, tokens in TABLE_1
-    ]
+    """Returns expected tokens and operations, printed and recomputed."""
+    rows = []
+    for alpha, k, operations, tokens in TABLE_1:
+        ours = [analysis.operations_factor(alpha, k), analysis.expected_tokens(alpha, k)]
+        row = {"alpha": alpha, "num_draft": k, "printed_operations": operations}
+        row |= {"operations": round(float(ours[0]), 2), "printed_tokens": tokens}
+        rows.append(row | {"tokens": round(float(ours[1]), 2)})
+    return rows
 
 
 def table_4() -> list[dict[str, Any]]:
-    """Expected speed-up, printed and recomputed, the range that rounded alpha and c allow, and the best K."""
+    """Returns expected speed-ups, printed and recomputed, their range under rounding, and the best K."""
     rows = []
     for task, draft, temperature, k, alpha, c, expected, measured in TABLE_4:
 
@@ -69,27 +65,23 @@ def table_4() -> list[dict[str, Any]]:
 
         best = analysis.best_num_draft(alpha, c)
         low, high = speedup(alpha - 0.005, c + 0.005), speedup(alpha + 0.005, c - 0.005)
-        rows.append(
-            {
-                "task": task,
-                "draft": draft,
-                "temperature": temperature,
-                "num_draft": k,
-                "alpha": alpha,
-                "c": c,
-                "printed": expected,
-                "recomputed": round(speedup(alpha, c), 2),
-                "range": f"{low:.2f} to {high:.2f}",
-                "paper_measured": measured,
-                "best_num_draft": int(best.num_draft),
-                "best_speedup": round(float(best.speedup), 2),
-            }
-        )
+        row = {
+            "task": task,
+            "draft": draft,
+            "temperature": temperature,
+            "num_draft": k,
+            "alpha": alpha,
+            "c": c,
+        }
+        row |= {"printed": expected, "recomputed": round(speedup(alpha, c), 2)}
+        row |= {"range": f"{low:.2f} to {high:.2f}", "paper_measured": measured}
+        row |= {"best_num_draft": int(best.num_draft), "best_speedup": round(float(best.speedup), 2)}
+        rows.append(row)
     return rows
 
 
 def best_lengths() -> list[dict[str, Any]]:
-    """The best K and its speed-up over alpha and c, v = 1."""
+    """Returns the best K and its speed-up over alpha and c, v = 1."""
     rows = []
     for alpha in (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95):
         best = {c: analysis.best_num_draft(alpha, c) for c in (0.01, 0.02, 0.05, 0.1, 0.2)}
@@ -98,8 +90,8 @@ def best_lengths() -> list[dict[str, Any]]:
     return rows
 
 
-def plot(path: pathlib.Path) -> None:
-    """The best K as colour, its speed-up as lines, over alpha and c, for three slopes of v."""
+def plot() -> Any:
+    """Returns a figure: best K as colour, its speed-up as lines, over alpha and c, at three slopes of v."""
     from matplotlib import colors
 
     alphas, costs = np.linspace(0.3, 0.95, 66), np.geomspace(0.005, 0.4, 60)
@@ -117,12 +109,10 @@ def plot(path: pathlib.Path) -> None:
     axes[0].set_ylabel("c, a draft step over a target step")
     bar = figure.colorbar(mesh, ax=axes, label="best K (lines: its speed-up)")
     bar.set_ticks(edges[:-1])
-    results.save_figure(figure, path)
+    return figure
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    console = start.console()
+def main(console: Console) -> None:
     tables = {
         "Table 1: tokens and operations": table_1(),
         "Table 4: expected speed-up": table_4(),
@@ -130,11 +120,8 @@ def main(argv: list[str]) -> None:
     }
     for title, rows in tables.items():
         results.show_lines(console, title, rows)
-    if _OUTPUT.value:
-        rows = [{"table": title, **row} for title, rows in tables.items() for row in rows]
-        results.write(_OUTPUT.value, "theory", rows)
-        plot(pathlib.Path(_OUTPUT.value) / "theory.png")
-        console.print(f"wrote results.json, table.md and theory.png into {_OUTPUT.value}", soft_wrap=True)
+    rows = [{"table": title, **row} for title, rows in tables.items() for row in rows]
+    results.save(console, _OUTPUT.value, "theory", rows, plot)
 
 
 if __name__ == "__main__":

@@ -18,85 +18,47 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from experiments import measure, resuming, start, training_data
+from experiments.lib import measure, resuming, start, tasks, training
+from experiments.lib.training import FLAGS
 from specjax import api, data, loading, metrics, sharding
 from specjax.loading import Model
 from specjax.models import convert, t5
-from specjax.training import checkpoints, loop, stopping
-from specjax.training.optimization import Optimization
-from specjax.training.state import TrainState, abstract_state, init_state
+from specjax.training import checkpoints, loop
+from specjax.training.state import Optimization, TrainState, abstract_state, init_state
 
-_TOKENIZER = flags.DEFINE_string(
-    "tokenizer", None, "Tokenizer directory; trained into it when it has none. Default: that of --init_from."
+training.define_run(
+    "train,validation", num_steps=2600, learning_rate=2e-2, warmup_steps=300, report_every=100
 )
-_VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", 4000, "Pieces of a tokenizer trained here; 0: ByT5's, of bytes."
-)
-_SPLITS = flags.DEFINE_list("splits", ["train", "validation"], "For training and for validation.")
-_TRAIN_TARGETS = flags.DEFINE_list(
-    "train_targets", [], "Text files whose line n is a further target of training source n."
-)
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory, trained into if empty; else of --init_from.")
+_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here; 0: ByT5's bytes.")
+_TRAIN_TARGETS = flags.DEFINE_list("train_targets", [], "Files whose line n is a further target of source n.")
 _INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
-_OUTPUT = flags.DEFINE_string("output", None, "Where checkpoints go.")
-_EXPORT = flags.DEFINE_string("export", None, "Hugging Face directory to write at the end (bfloat16).")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Pairs a step.", lower_bound=1)
-_ACCUMULATED = flags.DEFINE_integer(
-    "num_accumulated", 1, "Parts of a batch, one in memory at a time.", lower_bound=1
-)
-_STEPS = flags.DEFINE_integer("num_steps", 2600, "Steps in all.", lower_bound=1)
-_WARMUP = flags.DEFINE_integer("warmup_steps", 300, "Steps of linear warm-up.", lower_bound=0)
-_DECAY = flags.DEFINE_enum(
-    "decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "Learning rate after the warm-up."
-)
-_RATE = flags.DEFINE_float(
-    "learning_rate", 2e-2, "Peak rate; of Adafactor relative to each parameter's size."
-)
-_OPTIMIZER = flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "Update rule.")
-_WEIGHT_DECAY = flags.DEFINE_float("weight_decay", 0.0, "Of AdamW.")
-_GRAD_NORM = flags.DEFINE_float("max_grad_norm", 1.0, "Clipping by the global norm.")
+flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "Update rule.")
+flags.DEFINE_enum("decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "After the warm-up.")
+flags.DEFINE_float("weight_decay", 0.0, "Of AdamW.")
+flags.DEFINE_float("max_grad_norm", 1.0, "Clipping by the global norm.")
+flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch, one in memory at a time.", lower_bound=1)
 _SMOOTHING = flags.DEFINE_float("label_smoothing", 0.1, "Mass spread over the vocabulary.")
 _DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout in training.")
-_DTYPE = flags.DEFINE_enum(
-    "compute_dtype", "float32", ["float32", "bfloat16"], "Of the computation; params stay float32."
-)
-_DATA_PARALLEL = flags.DEFINE_integer(
-    "data_parallel", 1, "Devices that share the rows of a batch.", lower_bound=1
-)
-_MODEL_PARALLEL = flags.DEFINE_integer(
-    "model_parallel", 1, "Devices that share heads, width, vocabulary.", lower_bound=1
-)
-_REPORT = flags.DEFINE_integer(
-    "report_every", 100, "Steps between reports; each validates and checkpoints.", lower_bound=1
-)
+_DTYPE = flags.DEFINE_enum("compute_dtype", "float32", ["float32", "bfloat16"], "Params stay float32.")
+_DATA = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.", lower_bound=1)
+_MODEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, vocabulary.", lower_bound=1)
 _NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.", lower_bound=1)
-_BLEU = flags.DEFINE_integer(
-    "bleu_examples", 0, "Validation sources to decode greedily at each report.", lower_bound=0
-)
+_BLEU = flags.DEFINE_integer("bleu_examples", 0, "Validation sources to decode greedily.", lower_bound=0)
 _EXPORT_BY = flags.DEFINE_enum(
-    "export_by", "loss", ["loss", "bleu", "last"], "Which step to export: the best one, or the last."
+    "export_by", "loss", ["loss", "bleu", "last"], "Which step: the best, or last."
 )
-_PATIENCE = flags.DEFINE_integer(
-    "patience", 0, "Reports without a better one that end the run; 0: none do.", lower_bound=0
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Of initial params, dropout and shuffling.", lower_bound=0)
-_SHAPE = {
-    name: flags.DEFINE_integer(name, default, f"Model shape: {name}.")
-    for name, default in {
-        "d_model": 384,
-        "d_kv": 64,
-        "d_ff": 1536,
-        "num_heads": 6,
-        "num_layers": 3,
-        "num_decoder_layers": 6,
-    }.items()
-}
+_PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one that end it.", lower_bound=0)
+_DEFAULTS = dict(d_model=384, d_kv=64, d_ff=1536, num_heads=6, num_layers=3, num_decoder_layers=6)
+for _name, _default in _DEFAULTS.items():
+    flags.DEFINE_integer(_name, _default, f"Model shape: {_name}.")
 
 Validate = Callable[[Any], dict[str, float]]
 
 
 def training_texts() -> Sequence[data.TextPair]:
-    """Those of the training split, then its sources with each file of --train_targets."""
-    texts = training_data.pairs(_SPLITS.value[0])
+    """Returns those of the training split, then its sources with each file of --train_targets."""
+    texts = training.pairs(FLAGS.splits[0])
     if not _TRAIN_TARGETS.value:
         return texts
     joined = list(texts)
@@ -112,9 +74,9 @@ def training_texts() -> Sequence[data.TextPair]:
 
 
 def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
-    """That of --tokenizer, made first if need be, else that of --init_from."""
+    """Returns that of --tokenizer, made first if need be, else that of --init_from."""
     if _TOKENIZER.value:
-        prefix = len(training_data.source_prefix())
+        prefix = len(training.source_prefix())
         lines = (line for source, target in texts for line in (source[prefix:], target))
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
@@ -122,21 +84,8 @@ def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
     raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
 
 
-def read_optimization() -> Optimization:
-    return Optimization(
-        _OPTIMIZER.value,
-        _RATE.value,
-        _WARMUP.value,
-        _STEPS.value,
-        _DECAY.value,
-        _WEIGHT_DECAY.value,
-        _GRAD_NORM.value,
-        _ACCUMULATED.value,
-    )
-
-
 def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
-    """Config, and float32 params before the first step, in the host's memory."""
+    """Returns the config, and float32 params before the first step, in the host's memory."""
     changes = {"dropout_rate": _DROPOUT.value, "dtype": _DTYPE.value}
     with jax.default_device(jax.devices("cpu")[0]):
         if _INIT_FROM.value:
@@ -147,86 +96,83 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
                     "embeddings: give --tokenizer the directory of the tokenizer that it was trained with"
                 )
             return dataclasses.replace(config, **changes), params
-        shape = {name: flag.value for name, flag in _SHAPE.items()}
+        shape = {name: FLAGS[name].value for name in _DEFAULTS}
         config = t5.T5Config(vocab_size=vocab_size, **shape, **changes)
         ids = np.zeros((1, 8), np.int32)
-        params = jax.jit(t5.T5(config).init)(jax.random.key(_SEED.value), ids, ids == 0, ids)["params"]
+        params = jax.jit(t5.T5(config).init)(jax.random.key(FLAGS.seed), ids, ids == 0, ids)["params"]
     return config, params
 
 
 def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
-    """A function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
-    texts = training_data.read(_SPLITS.value[1], _NUM_VALIDATION.value)
-    batches = data.evaluation_batches(training_data.tokenize(texts, tokenizer), 64, training_data.shapes())
+    """Returns a function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
+    pairs = training.tokenized(FLAGS.splits[1], _NUM_VALIDATION.value, tokenizer)
+    batches = data.evaluation_batches(pairs, 64, training.shapes())
     evaluate = loop.make_evaluate(module, mesh)
-    decoded = texts[: _BLEU.value]
+    decoded = tasks.first(training.pairs(FLAGS.splits[1]), min(_BLEU.value, _NUM_VALIDATION.value))
 
     def validate(params: Any) -> dict[str, float]:
-        results = {"loss": evaluate(params, batches)}
+        found = {"loss": evaluate(params, batches)}
         if decoded:
-            model = Model(t5.T5Network(module.config), params, tokenizer)
+            model = Model(t5.T5Network(params, module.config), tokenizer)
+            options = dict(max_new_tokens=training.max_new_tokens(), truncate=True)
             outputs = []
             for i in range(0, len(decoded), 64):
                 sources = [source for source, _ in decoded[i : i + 64]]
-                outputs += api.generate(
-                    model, sources, max_new_tokens=training_data.max_new_tokens(), truncate=True
-                ).texts
-            results["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
-        return results
+                outputs += api.generate(model, sources, **options).texts
+            found["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
+        return found
 
     return validate
 
 
 def start_or_resume(
     saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, batches: data.Stream
-) -> tuple[TrainState, stopping.Best]:
-    """The newest checkpoint, if there is one; `batches` goes on where it stood then."""
+) -> tuple[TrainState, loop.Best]:
+    """Returns the newest checkpoint, if there is one; `batches` goes on where it stood then."""
     found = resuming.restored(saved, abstract_state(params, optimization, mesh), identity())
     if found is None:
-        best = stopping.Best(larger_is_better=_EXPORT_BY.value == "bleu")
-        return init_state(params, optimization, seed=_SEED.value, mesh=mesh), best
+        best = loop.Best(larger_is_better=_EXPORT_BY.value == "bleu")
+        return init_state(params, optimization, seed=FLAGS.seed, mesh=mesh), best
     try:
         batches.set_state(found.note["data"].encode())
     except ValueError as error:
         raise ValueError(f"{saved.directory}: {error}, with another --output") from error
-    return found.state, stopping.Best(**found.note["best"])
+    return found.state, loop.Best(**found.note["best"])
 
 
 def identity() -> dict[str, Any]:
-    """What a run that is resumed must share with the one that was stopped, besides its data's settings."""
+    """Returns what a resumed run must share with the one that was stopped, its data's settings aside."""
     files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
-    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    run = {
-        "splits": _SPLITS.value,
+    return training.fingerprint() | {
+        "splits": FLAGS.splits,
         "export_by": _EXPORT_BY.value,
-        "train_targets": hashes,
+        "train_targets": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
         "num_validation": _NUM_VALIDATION.value,
         "bleu_examples": _BLEU.value,
     }
-    return training_data.fingerprint() | run
 
 
 def train(
     console: Console,
     saved: checkpoints.Checkpoints,
     state: TrainState,
-    best: stopping.Best,
+    best: loop.Best,
     step: loop.Step,
     batches: data.Stream,
     validate: Validate,
-) -> tuple[TrainState, stopping.Best]:
+) -> tuple[TrainState, loop.Best]:
     """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
 
     def report(state: TrainState, progress: loop.Progress) -> bool:
         nonlocal best
-        results = validate(state.params)
-        shown = "  ".join(f"validation {name} {value:.3f}" for name, value in results.items())
+        found = validate(state.params)
+        shown = "  ".join(f"validation {name} {value:.3f}" for name, value in found.items())
         console.print(
-            f"step {progress.step}/{_STEPS.value}  loss {progress.loss:.3f}  {shown}  "
+            f"step {progress.step}/{FLAGS.num_steps}  loss {progress.loss:.3f}  {shown}  "
             f"{progress.tokens_per_s:.0f} tokens/s",
             soft_wrap=True,
         )
-        best = best.update(progress.step, results.get(_EXPORT_BY.value, results["loss"]))
+        best = best.update(progress.step, found.get(_EXPORT_BY.value, found["loss"]))
         position = batches.get_state().decode()
         note = {"run": identity(), "data": position, "best": dataclasses.asdict(best)}
         saved.save(progress.step, state, note, keep=() if best.step is None else (best.step,))
@@ -235,19 +181,18 @@ def train(
         return not best.should_stop(_PATIENCE.value)
 
     if not best.should_stop(_PATIENCE.value):
-        state = loop.run(state, step, batches, _STEPS.value, _REPORT.value, report)
+        state = loop.run(state, step, batches, FLAGS.num_steps, FLAGS.report_every, report)
     return state, best
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(console: Console) -> None:
     if _EXPORT_BY.value == "bleu" and _BLEU.value < 1:
         raise ValueError(f"--export_by=bleu with --bleu_examples={_BLEU.value}: give at least 1")
-    if len(_SPLITS.value) != 2:
-        raise ValueError(f"--splits={','.join(_SPLITS.value)}: give two, as in --splits=train,validation")
-    console = start.console()
-    mesh = sharding.make_mesh(_DATA_PARALLEL.value, _MODEL_PARALLEL.value)
-    optimization = read_optimization()
+    if len(FLAGS.splits) != 2:
+        raise ValueError(f"--splits={','.join(FLAGS.splits)}: give two, as in --splits=train,validation")
+    mesh = sharding.make_mesh(_DATA.value, _MODEL.value)
+    chosen = ("optimizer", "decay", "weight_decay", "max_grad_norm", "num_accumulated")
+    optimization = training.optimization(**{name: FLAGS[name].value for name in chosen})
     with console.status("reading"):
         texts = training_texts()
         tokenizer = load_tokenizer(texts)
@@ -256,28 +201,26 @@ def main(argv: list[str]) -> None:
         validate = make_validate(module, mesh, tokenizer)
     batches = data.stream(
         texts,
-        training_data.encoder(tokenizer),
-        batch_size=_BATCH_SIZE.value,
-        shapes=training_data.shapes(),
-        seed=_SEED.value,
-        truncate_sources=training_data.truncate_sources(),
+        training.encoder(tokenizer),
+        batch_size=FLAGS.batch_size,
+        shapes=training.shapes(),
+        seed=FLAGS.seed,
+        truncate_sources=FLAGS.truncate_sources,
     )
     console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(texts)} training pairs")
-    saved = checkpoints.Checkpoints(_OUTPUT.value)
+    saved = checkpoints.Checkpoints(FLAGS.output)
     state, best = start_or_resume(saved, params, optimization, mesh, batches)
-    like = abstract_state(params, optimization, mesh)
-    first = int(state.step)
-    console.print(f"resumed at step {first} from {_OUTPUT.value}" if first else "new run", soft_wrap=True)
+    like, first = abstract_state(params, optimization, mesh), int(state.step)
+    console.print(f"resumed at step {first} from {FLAGS.output}" if first else "new run", soft_wrap=True)
     step = loop.make_step(loop.likelihood(module, _SMOOTHING.value), optimization, like)
     state, best = train(console, saved, state, best, step, batches, validate)
     if _EXPORT_BY.value != "last" and best.step is not None:
         state, _ = saved.restore(like, best.step)
     saved.close()
-    if _EXPORT.value:
-        convert.save(_EXPORT.value, config, state.params, tokenizer, dtype="bfloat16")
-        console.print(f"wrote step {int(state.step)} to {_EXPORT.value}", soft_wrap=True)
+    if FLAGS.export:
+        convert.save(FLAGS.export, config, state.params, tokenizer, dtype="bfloat16")
+        console.print(f"wrote step {int(state.step)} to {FLAGS.export}", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["output"])
-    start.run(main)
+    start.run(main, required=["output"])

@@ -1,17 +1,16 @@
-"""Speculative decoding for T5 in JAX and Flax: the target's exact output law, sooner."""
+"""Speculative decoding for T5 in JAX and Flax: exactly the target's output distribution, sooner."""
 
-from specjax import acceptance, controller, decode, drafters, rounds, sharding, staged, types
+from specjax import acceptance, decode, drafters, sharding, types
 from specjax.api import generate, generate_all
+from specjax.generation_config import GenerationConfig
 from specjax.loading import Model, int8, load, load_heads
-from specjax.sampling import Sampling
 from specjax.texts import Output
 
 __all__ = [
+    "GenerationConfig",
     "Model",
     "Output",
-    "Sampling",
     "acceptance",
-    "controller",
     "decode",
     "drafters",
     "generate",
@@ -19,8 +18,6 @@ __all__ = [
     "int8",
     "load",
     "load_heads",
-    "rounds",
     "sharding",
-    "staged",
     "types",
 ]

@@ -1,19 +1,19 @@
-"""Rules that judge a draft: keep a path of it and choose the token after.
+"""Acceptance rules: they keep a path of a draft and choose the token after it.
 
 Axes: B rows, K drafts of a chain, N nodes of a tree, V vocabulary. p is the target's distribution,
 q the draft's.
 
 A rule takes (draws, draft, target_probs): streams ACCEPT and NEXT of `draws`; a `Draft`; and
-`target_probs` `[B, N + 1, V]`, p after each token of the call. `greedy`, the rule of the greedy program,
-takes the target's argmax ids in place of draws and p. Every verdict keeps at most `draft.num_drafted` tokens.
+`target_probs` `[B, N + 1, V]`, p after each token of the call. In the greedy program `match_argmax` takes the
+target's argmax ids in place of draws and p. Every result keeps at most `draft.num_drafted` tokens.
 
-| rule | judges | law of the output |
+| rule | verifies | distribution of the output |
 | --- | --- | --- |
 | `speculative` | chains, and trees through `multi_round` | the target's |
 | `block` | chains | the target's |
 | `multi_round` | trees and chains | the target's |
 | `greedy` | chains and trees, at temperature 0 | the target's argmax |
-| `Lenient`, `Typical` | chains; chains and trees | another one |
+| `Lenient`, `Typical` | chains; chains and trees | a different one (lossy) |
 """
 
 import dataclasses
@@ -26,39 +26,33 @@ import jax.numpy as jnp
 from specjax import sampling
 from specjax import tree as tree_lib
 from specjax.draws import Stream
-from specjax.types import AcceptanceRule, Draft, Draws, Verdict
-
-
-def is_lossless(rule: AcceptanceRule) -> bool:
-    """Whether the output is known to keep the target's law under `rule`.
-
-    One's own rule says so by an attribute `is_lossless`.
-    """
-    return rule in (speculative, block, multi_round, greedy) or getattr(rule, "is_lossless", False)
-
-
-def judges_trees(rule: AcceptanceRule) -> bool:
-    """Whether `rule` takes trees; one's own is taken at its word, and may refuse."""
-    return rule is not block and not isinstance(rule, Lenient)
-
+from specjax.types import AcceptanceResult, AcceptanceRule, Draft, Draws
 
 # ---- chains
 
 
-def speculative(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The token-wise rule: the output has exactly the law p (Leviathan et al. 2023, algorithm 1).
+@dataclasses.dataclass(frozen=True)
+class Speculative(AcceptanceRule):
+    """The token-wise rule: the output has exactly the distribution p (Leviathan et al. 2023, algorithm 1).
 
     Draft i is accepted with probability min(1, p_i(x) / q_i(x)) while all before it were. The
     token after the accepted ones comes from the residual max(p - q, 0), or from p when nothing
-    was rejected. A tree is judged by `multi_round`, which is the same rule for several candidates.
+    was rejected. A tree is verified by `multi_round`, which is the same rule for several candidates.
     """
-    if draft.tree is not None:
-        return multi_round(draws, draft, target_probs)
-    return _token_wise(draws, draft, target_probs, lenience=1.0)
+
+    is_lossless = True
+    verifies_trees = True
+    name = "speculative"
+
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
+        """See the class."""
+        if draft.tree is not None:
+            return multi_round(draws, draft, target_probs)
+        return _token_wise(draws, draft, target_probs, lenience=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Lenient:
+class Lenient(AcceptanceRule):
     """Lossy, not distribution-preserving: accepts with probability min(1, p / (lenience * q)).
 
     Leviathan et al. 2023, appendix A.5. The residual stays as it is, so no token becomes more than
@@ -74,55 +68,62 @@ class Lenient:
 
     lenience: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise ValueError(
+                f"`lenience` must be above 0 and at most 1, got {self.lenience}; 1 is the lossless rule"
+            )
+
     @property
     def is_lossless(self) -> bool:
         """At 1 it is the token-wise rule."""
         return self.lenience == 1
 
-    def __post_init__(self) -> None:
-        if not 0 < self.lenience <= 1:
-            raise ValueError(f"lenience={self.lenience}: must be above 0 and at most 1 (1 is lossless)")
-
-    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
         """See the class."""
-        _refuse_tree("Lenient", draft)
         return _token_wise(draws, draft, target_probs, self.lenience)
 
 
-def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: float) -> Verdict:
-    """Draft by draft: coins of probability p / (lenience * q), the leading run of which is kept."""
+def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: float) -> AcceptanceResult:
+    """Accepts draft by draft with probability p / (lenience * q) and keeps the leading run."""
     num_draft = draft.tokens.shape[1]
     p, q = _at_drafts(draft, target_probs)
-    probability = p / jnp.where(q > 0, lenience * q, 1.0)  # above 1: a coin that always falls right
+    probability = p / jnp.where(q > 0, lenience * q, 1.0)  # above 1: always accepted
     accepted = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), probability)
     num_accepted = leading_run(accepted, draft.num_drafted)
     next_token = draws.choose(Stream.NEXT.at(0), _next_weights(draft, target_probs, num_accepted))
-    return Verdict(num_accepted, next_token)
+    return AcceptanceResult(num_accepted, next_token)
 
 
-def block(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """Block verification: the law p, and at least as many accepted drafts (Sun et al. 2024, algorithm 2).
+@dataclasses.dataclass(frozen=True)
+class Block(AcceptanceRule):
+    """Block verification: the distribution p, no fewer accepted drafts (Sun et al. 2024, algorithm 2).
 
     A prefix of i drafts is kept for its joint ratio b_i = min(1, b_{i-1} p_i / q_i), not draft by
-    draft: a coin of probability h_i falls for every i, and the last that falls right decides, whatever
-    those before it did. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is Z_i / (Z_i +
-    1 - b_i), and b_i at the last draft; the next token comes from w_i. Chains only.
+    draft: a Bernoulli draw of probability h_i is made for every i, and the last that accepts decides,
+    whatever those before it did. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is
+    Z_i / (Z_i + 1 - b_i), and b_i at the last draft; the next token comes from w_i. Chains only.
     """
-    _refuse_tree("block", draft)
-    num_draft = draft.tokens.shape[1]
-    p, q = _at_drafts(draft, target_probs)
-    ratio = p / jnp.where(q > 0, q, 1.0)
-    joint = [jnp.ones_like(target_probs[:, 0, 0])]
-    for i in range(num_draft):
-        joint.append(jnp.minimum(1.0, joint[-1] * ratio[:, i]))
-    b = jnp.stack(joint, axis=1)  # [B, K + 1]
-    chance = _block_chances(draft, target_probs, b)
-    kept = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), chance)
-    positions = jnp.arange(1, num_draft + 1)[None, :]
-    kept = kept & (positions <= draft.num_drafted[:, None])
-    num_accepted = jnp.where(kept, positions, 0).max(axis=1, initial=0).astype(jnp.int32)
-    weights = _next_weights(draft, target_probs, num_accepted, _at_position(b, num_accepted))
-    return Verdict(num_accepted, draws.choose(Stream.NEXT.at(0), weights))
+
+    is_lossless = True
+    name = "block"
+
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
+        """See the class."""
+        num_draft = draft.tokens.shape[1]
+        p, q = _at_drafts(draft, target_probs)
+        ratio = p / jnp.where(q > 0, q, 1.0)
+        joint = [jnp.ones_like(target_probs[:, 0, 0])]
+        for i in range(num_draft):
+            joint.append(jnp.minimum(1.0, joint[-1] * ratio[:, i]))
+        b = jnp.stack(joint, axis=1)  # [B, K + 1]
+        chance = _block_chances(draft, target_probs, b)
+        kept = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), chance)
+        positions = jnp.arange(1, num_draft + 1)[None, :]
+        kept = kept & (positions <= draft.num_drafted[:, None])
+        num_accepted = jnp.where(kept, positions, 0).max(axis=1, initial=0).astype(jnp.int32)
+        weights = _next_weights(draft, target_probs, num_accepted, _at_position(b, num_accepted))
+        return AcceptanceResult(num_accepted, draws.choose(Stream.NEXT.at(0), weights))
 
 
 def _block_chances(draft: Draft, target_probs: jax.Array, b: jax.Array) -> jax.Array:
@@ -159,8 +160,9 @@ class _Walk(NamedTuple):
         )
 
 
-def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """Recursive rejection over the children of a node: the law p, for trees and chains.
+@dataclasses.dataclass(frozen=True)
+class MultiRound(AcceptanceRule):
+    """Recursive rejection over the children of a node: the distribution p, for trees and chains.
 
     With replacement: SpecInfer (Miao et al. 2024, algorithm 2). Without: recursive rejection (Jeon et al.
     2024, arXiv 2402.14160) and Sequoia (Chen et al. 2024, arXiv 2402.12374).
@@ -169,34 +171,43 @@ def multi_round(draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
     drawn without replacement, Q loses x. When no child is accepted the next token comes from P.
     Deterministic children have a one-hot Q each.
     """
-    tree = tree_lib.of(draft)
-    num_rows, num_nodes = draft.tokens.shape
-    rows = jnp.arange(num_rows)
 
-    def judge(node: jax.Array, walk: _Walk) -> _Walk:
-        """Offers one node to the rows that stand at its parent."""
-        token = draft.tokens[:, node]
-        offered = (tree.parents[:, node] == walk.position) & tree.valid[:, node]
-        hot = jax.nn.one_hot(token, walk.p.shape[1], dtype=walk.p.dtype)
-        q = hot if walk.q is None else walk.q
-        at_token = q[rows, token]
-        chance = walk.p[rows, token] / jnp.where(at_token > 0, at_token, 1.0)
-        coin = draws.accept(Stream.ACCEPT.at(node)[None], jnp.where(offered, chance, 0.0)[:, None])[:, 0]
-        accepted, rejected = (offered & coin)[:, None], (offered & ~coin)[:, None]
-        left = jnp.where(rejected, _normalised(sampling.residual(walk.p, q)), walk.p)
-        p = jnp.where(accepted, target_probs[:, node + 1], left)
-        if draft.probs is None:
-            return walk.step(accepted[:, 0], node)._replace(p=p)
-        if not draft.with_replacement:
-            q = jnp.where(rejected, _normalised(q.at[rows, token].set(0.0)), q)
-        q = jnp.where(accepted, draft.probs[:, jnp.minimum(node + 1, draft.probs.shape[1] - 1)], q)
-        return walk.step(accepted[:, 0], node)._replace(p=p, q=q)
+    is_lossless = True
+    verifies_trees = True
+    name = "multi_round"
 
-    walk = _start(draft, target_probs)
-    if num_nodes:  # a loop of no steps does not run under `jax.disable_jit`
-        walk = jax.lax.fori_loop(0, num_nodes, judge, walk)
-    path = None if draft.tree is None else walk.path
-    return Verdict(walk.num_accepted, draws.choose(Stream.NEXT.at(0), walk.p), path)
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
+        """See the class."""
+        tree = tree_lib.of(draft)
+        num_rows, num_nodes = draft.tokens.shape
+        rows = jnp.arange(num_rows)
+
+        def verify(node: jax.Array, walk: _Walk) -> _Walk:
+            """Offers one node to the rows that stand at its parent."""
+            token = draft.tokens[:, node]
+            offered = (tree.parents[:, node] == walk.position) & tree.valid[:, node]
+            hot = jax.nn.one_hot(token, walk.p.shape[1], dtype=walk.p.dtype)
+            q = hot if walk.q is None else walk.q
+            at_token = q[rows, token]
+            chance = walk.p[rows, token] / jnp.where(at_token > 0, at_token, 1.0)
+            passed = draws.accept(Stream.ACCEPT.at(node)[None], jnp.where(offered, chance, 0.0)[:, None])[
+                :, 0
+            ]
+            accepted, rejected = (offered & passed)[:, None], (offered & ~passed)[:, None]
+            left = jnp.where(rejected, _normalised(sampling.residual(walk.p, q)), walk.p)
+            p = jnp.where(accepted, target_probs[:, node + 1], left)
+            if draft.probs is None:
+                return walk.step(accepted[:, 0], node)._replace(p=p)
+            if not draft.with_replacement:
+                q = jnp.where(rejected, _normalised(q.at[rows, token].set(0.0)), q)
+            q = jnp.where(accepted, draft.probs[:, jnp.minimum(node + 1, draft.probs.shape[1] - 1)], q)
+            return walk.step(accepted[:, 0], node)._replace(p=p, q=q)
+
+        walk = _start(draft, target_probs)
+        if num_nodes:  # a loop of no steps does not run under `jax.disable_jit`
+            walk = jax.lax.fori_loop(0, num_nodes, verify, walk)
+        path = None if draft.tree is None else walk.path
+        return AcceptanceResult(walk.num_accepted, draws.choose(Stream.NEXT.at(0), walk.p), path)
 
 
 def _start(draft: Draft, target_probs: jax.Array) -> _Walk:
@@ -212,7 +223,7 @@ def _normalised(weights: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Typical:
+class Typical(AcceptanceRule):
     """Lossy, not distribution-preserving: accepts what the target finds likely enough.
 
     Medusa (Cai et al. 2024, section 2.3.1): a draft x passes when p(x) > min(epsilon, delta exp(-H(p)))
@@ -230,13 +241,15 @@ class Typical:
     epsilon: float = 0.09
     delta: float = 0.3
 
+    verifies_trees = True
+
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon={self.epsilon}: must be between 0 and 1")
+            raise ValueError(f"`epsilon` must be between 0 and 1, got {self.epsilon}")
         if not 0 < self.delta < math.inf:
-            raise ValueError(f"delta={self.delta}: must be above 0 and finite")
+            raise ValueError(f"`delta` must be above 0 and finite, got {self.delta}")
 
-    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
         """See the class; nothing is drawn."""
         del draws
         tree = tree_lib.of(draft)
@@ -247,8 +260,22 @@ class Typical:
         return _longest(draft, passed, sampling.argmax(target_probs))
 
 
-def greedy(draft: Draft, target_ids: jax.Array) -> Verdict:
-    """Every lossless rule at temperature 0: p and q are one-hot, so ids are compared, nothing is drawn.
+@dataclasses.dataclass(frozen=True)
+class Greedy(AcceptanceRule):
+    """Every lossless rule at temperature 0, where p is one-hot; it is no sampler above."""
+
+    is_lossless = True
+    verifies_trees = True
+    name = "greedy"
+
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
+        """See the class; nothing is drawn."""
+        del draws
+        return match_argmax(draft, sampling.argmax(target_probs))
+
+
+def match_argmax(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
+    """Verifies at temperature 0: p and q are one-hot, so ids are compared and nothing is drawn.
 
     Args:
       draft: a chain or a tree; `probs` is not read.
@@ -256,12 +283,12 @@ def greedy(draft: Draft, target_ids: jax.Array) -> Verdict:
     """
     if draft.tree is None:
         num_accepted = leading_run(draft.tokens == target_ids[:, :-1], draft.num_drafted)
-        return Verdict(num_accepted, _at_position(target_ids, num_accepted))
+        return AcceptanceResult(num_accepted, _at_position(target_ids, num_accepted))
     of_parent = jnp.take_along_axis(target_ids, draft.tree.parents, axis=1)
     return _longest(draft, (draft.tokens == of_parent) & draft.tree.valid, target_ids)
 
 
-def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Verdict:
+def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> AcceptanceResult:
     """Keeps the longest path on which all `passed` `[B, N]`, the first of several, then the id there."""
     above = tree_lib.ancestors(tree_lib.of(draft))
     whole = jnp.pad(tree_lib.whole(above, passed), ((0, 0), (1, 0)), constant_values=True)
@@ -275,7 +302,11 @@ def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Verdict:
         wanted = jnp.arange(1, draft.max_depth + 1)[None, :, None]
         found = on_path[:, None] & (depth[:, None] == wanted)
         path = jnp.where(found, jnp.arange(depth.shape[1])[None, None, :], 0).sum(-1, dtype=jnp.int32)
-    return Verdict(num_accepted, _at_position(target_ids, last), path)
+    return AcceptanceResult(num_accepted, _at_position(target_ids, last), path)
+
+
+# A rule is compared by value; these are the ones without numbers.
+speculative, block, multi_round, greedy = Speculative(), Block(), MultiRound(), Greedy()
 
 
 # ---- pieces
@@ -285,11 +316,6 @@ def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
     """How many of the first `num_drafted` `[B]` entries of `accepted` `[B, K]` precede a False."""
     proposed = jnp.arange(accepted.shape[1])[None, :] < num_drafted[:, None]
     return jnp.cumprod((accepted & proposed).astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
-
-
-def _refuse_tree(rule: str, draft: Draft) -> None:
-    if draft.tree is not None:
-        raise ValueError(f"rule={rule} judges chains, and the drafter drafts trees: use rule=multi_round")
 
 
 def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:

@@ -1,10 +1,10 @@
-"""What speculation should bring, by the paper's formulas and by measured parts; and the memory it takes.
+"""Expected speed-ups, by the paper's formulas and by measured parts, and memory.
 
 Leviathan et al. 2023 (arXiv 2211.17192). All numpy; arguments broadcast.
 
-Symbols: alpha accepted over tested drafts; K drafts a round; tau tokens per target call; c, v, o
-time of a draft step, of a target call on K + 1 tokens, and of the rest of a round, each over the
-time of a plain step (a target call on one token).
+Symbols: alpha, accepted over tested drafts; K, drafts a round; tau, mean tokens per target call; c, v, o,
+the time of a draft step, of a target call on K + 1 tokens, and of the rest of a round, each over the
+time of a decoding step (a target call on one token).
 """
 
 import math
@@ -18,7 +18,7 @@ ArrayLike = Any
 
 
 def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
-    """Tokens per target call if acceptances were independent: (1 - alpha^(K+1)) / (1 - alpha).
+    """Returns tokens per target call if acceptances were independent: (1 - alpha^(K+1)) / (1 - alpha).
 
     Equation 1. At alpha = 1 it is K + 1. For alpha .8 and K 5: 3.69 tokens, of which 2.69 are
     accepted drafts:
@@ -32,11 +32,10 @@ def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
 
 
 def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float:
-    """Tokens per target call if a position's acceptance depended on the ones before it only.
+    """Returns tokens per target call if a position's acceptance depended on the ones before it only.
 
     Equation 1 without its assumption that all positions are alike: 1 + sum_i prod_{j <= i} a_j with
-    a_j = accepted_j / tested_j, as measured rounds give them. What is left between it and tau is
-    rounds that ended early.
+    a_j = accepted_j / tested_j, as measured. The difference from tau is rounds that ended early.
 
     Args:
       accepted, tested: `[K]`, counts of `Stats.accepted` and `Stats.tested`.
@@ -48,7 +47,7 @@ def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float
 def predicted_speedup(
     tau: ArrayLike, num_draft: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, o: ArrayLike = 0.0
 ) -> np.ndarray:
-    """tau / (v + K c + o). With `expected_tokens` as tau, v = 1 and o = 0 it is Theorem 3.8.
+    """Returns tau / (v + K c + o). With `expected_tokens` as tau, v = 1 and o = 0 it is Theorem 3.8.
 
     >>> predicted_speedup(expected_tokens(0.75, 7), 7, c=0.02).round(1).item()  # Table 4, EnDe, T5-small
     3.2
@@ -58,7 +57,7 @@ def predicted_speedup(
 
 
 def operations_factor(alpha: ArrayLike, num_draft: ArrayLike, c_hat: ArrayLike = 0.0) -> np.ndarray:
-    """How many times the arithmetic of plain decoding speculation does.
+    """Returns the operations of speculative decoding over those of autoregressive decoding.
 
     Theorem 3.11: (1 - alpha) (K c_hat + K + 1) / (1 - alpha^(K+1)).
 
@@ -77,7 +76,7 @@ class BestLength(NamedTuple):
 
 
 def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit: int = 100) -> BestLength:
-    """The K in 0..limit with the largest speed-up, if acceptances were independent.
+    """Returns the K in 0..limit with the largest speed-up, if acceptances were independent.
 
     Args:
       alpha, c: see the symbols above.
@@ -94,7 +93,7 @@ def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit
 
 
 def expected_calls(chances: np.ndarray, num_draft: int) -> float:
-    """Target calls that emit a given output, if its tokens are accepted with given chances.
+    """Returns target calls that emit a given output, if its tokens are accepted with given chances.
 
     Unlike equation 1 it knows where in an output drafts fail and where the output ends. Given the
     output, acceptances are independent: `training.losses.acceptance_of` gives their chances.
@@ -115,12 +114,12 @@ def expected_calls(chances: np.ndarray, num_draft: int) -> float:
 
 
 def expected_tau(chances: Sequence[np.ndarray], num_draft: int) -> float:
-    """Tokens per target call over several outputs; see `expected_calls`."""
+    """Returns tokens per target call over several outputs; see `expected_calls`."""
     return sum(map(len, chances)) / sum(expected_calls(one, num_draft) for one in chances)
 
 
 class Memory(NamedTuple):
-    """Bytes that decoding takes, by what takes them.
+    """Bytes of memory that decoding takes, by what takes them.
 
     Attributes:
       params: all weights.
@@ -149,7 +148,7 @@ def memory(
     num_new: int,
     bytes_per_number: int = 4,
 ) -> Memory:
-    """What one model takes.
+    """Returns what one model takes.
 
     Args:
       config: its shape (`T5Config`).
@@ -171,7 +170,7 @@ def _memory(
     num_new: int,
     itemsize: int,
 ) -> Memory:
-    """What `num_bytes` of weights take with `rows` of the batch and `heads` of the model beside them."""
+    """Returns what `num_bytes` of weights, `rows` of the batch and `heads` of the model take."""
     width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
     logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
     return Memory(num_bytes, width * num_slots, width * num_source, logits)
@@ -191,7 +190,7 @@ class Call(NamedTuple):
     operations: float
 
     def seconds(self, bandwidth: float, operations_per_second: float) -> float:
-        """The time below which no machine of that speed comes: reading or computing, whichever takes longer.
+        """Returns the least time on hardware of that speed: reading or computing, whichever takes longer.
 
         Args:
           bandwidth: bytes a second, of all devices together.
@@ -205,9 +204,9 @@ class Call(NamedTuple):
 def decoder_call(
     config: Any, *, num_new: int, batch_size: int, num_source: int, num_cached: int, bytes_per_number: int
 ) -> Call:
-    """One call of a T5's decoder and head.
+    """Returns the cost of one call of a T5's decoder and head.
 
-    Kernels of cross-attention keys and values are read once per source, by the encoder's side: not here.
+    Kernels of cross-attention keys and values are read once per source, not here.
 
     Args:
       config: its shape (`T5Config`).
@@ -233,7 +232,7 @@ def memory_per_device(
     num_slots: int,
     num_new: int,
 ) -> Memory:
-    """What one model takes of each device of a mesh; nothing need be loaded.
+    """Returns what one model takes of each device of a mesh; nothing need be loaded.
 
     Args:
       config: its shape (`T5Config`).

@@ -1,44 +1,38 @@
-"""The text-level face: text in, text out. Everything below works on token arrays."""
+"""The text level: text in, text out. Everything below works on token arrays."""
 
 import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import acceptance, corpus, data, decode, sharding, texts
-from specjax import request as request_lib
-from specjax.drafters import BoundDrafter
+from specjax.decode import Generation, OnRound, Request
+from specjax.generation_config import GenerationConfig, per_row, row_seeds
 from specjax.loading import Model, check_loaded
 from specjax.models import heads_io
-from specjax.request import Request
-from specjax.sampling import Sampling, refuse_unknown
-from specjax.texts import Output, check_tokenizers
-from specjax.types import AcceptanceRule, Generation
+from specjax.texts import Output
+from specjax.types import AcceptanceRule, Drafter
 
 
 def generate(
     target: Model,
     prompts: Sequence[str],
     *,
-    drafter: BoundDrafter | None = None,
+    drafter: Drafter | None = None,
     rule: AcceptanceRule = acceptance.speculative,
-    sampling: Sampling | None = None,
-    max_new_tokens: int | Sequence[int] = 64,
-    seed: int | Sequence[int] = 0,
+    config: GenerationConfig | None = None,
     num_samples: int = 1,
     decoder_prefix: str | Sequence[str] | None = None,
-    eos_ids: Sequence[int] | None = None,
-    stop: str | Sequence[str] = (),
     truncate: bool = False,
-    on_round: Callable[[list[list[int]]], None] | None = None,
-    **unsupported: Any,
+    on_round: OnRound | None = None,
+    **options: Any,
 ) -> Output:
-    """Generates text with the target's exact law, faster when the drafter guesses well.
+    """Generates text with exactly the target's distribution, faster when the drafter guesses well.
 
     >>> import specjax
     >>> target = specjax.load("experiments/checkpoints/captions-target")
@@ -51,17 +45,15 @@ def generate(
     Args:
       target: a loaded model.
       prompts: encoder texts, task prefix included ("translate English to German: ...").
-      drafter: for example `specjax.drafters.from_model(draft, num_draft=5)`; None: the plain loop.
-      rule: how drafts are judged where the temperature is above zero.
-      sampling: None: greedy.
-      max_new_tokens: one number, or one per prompt.
-      seed: one number, or one per prompt; a row's text depends on its own seed only.
+      drafter: for example `specjax.drafters.from_model(draft, num_draft=5)`; None: autoregressive decoding.
+      rule: the acceptance rule where the temperature is above zero.
+      config: what is asked for; None: the defaults of `GenerationConfig`. A number is one for all prompts, or
+        one per prompt. A row's text depends on its own seed only.
       num_samples: samples per prompt.
       decoder_prefix: text that every output (or each) must begin with; it is not returned.
-      eos_ids: tokens that end an output; None: the target's own end token.
-      stop: strings that end an output, at the token that completes one; that token is kept.
-      truncate: cut sources over 512 tokens instead of refusing them.
+      truncate: cut sources over 512 tokens instead of raising.
       on_round: called after every round with the ids that each row emitted in it.
+      **options: fields of `GenerationConfig`, in place of those of `config`.
 
     Returns:
       One entry per prompt and sample, in the order of the prompts.
@@ -69,33 +61,10 @@ def generate(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    refuse_unknown(unsupported.keys())
-    prompts = texts.check_prompts(prompts)
-    _check_models(target, drafter)
-    request_lib.check_kinds(None, rule, sampling)
-    _check_count("num_samples", num_samples)
-    if sampling is not None:
-        sampling.lay_out(len(prompts))  # one per prompt, not per sample
-    per_row = lambda value: _repeat(value, num_samples)  # noqa: E731
-    source_ids, source_mask = encode_sources(target, prompts, truncate)
-    prefix, prefix_length = texts.encode_prefixes(
-        target.tokenizer, decoder_prefix, len(prompts), target.config.start_id, target.config.pad_id
-    )
-    prepared = prepare(
-        target,
-        per_row(source_ids),
-        per_row(source_mask),
-        drafter=drafter,
-        rule=rule,
-        sampling=sampling and repeat_options(sampling, num_samples),
-        max_new_tokens=per_row(max_new_tokens),
-        seed=_sample_seeds(seed, len(prompts), num_samples),
-        prefix=per_row(prefix),
-        prefix_length=per_row(prefix_length),
-        **({} if eos_ids is None else {"eos_ids": eos_ids}),
-    )
-    stop_at = texts.stop_at(target.tokenizer, [stop] if isinstance(stop, str) else stop)
-    generation = decode.generate_requested(prepared, on_round, stop_at)
+    rows = _lay_out(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
+    width = data.bucket(max(map(len, rows.sources)), data.SOURCE_BUCKETS)
+    request = rows.request(width, range(len(rows.sources)))
+    generation = decode.generate_requested(request, on_round, rows.stop_at)
     return to_output(target.tokenizer, generation)
 
 
@@ -105,153 +74,175 @@ def generate_all(
     *,
     batch_size: int = 32,
     num_refilled: int | None = None,
-    drafter: BoundDrafter | None = None,
+    drafter: Drafter | None = None,
     rule: AcceptanceRule = acceptance.speculative,
-    sampling: Sampling | None = None,
-    max_new_tokens: int = 64,
-    seed: int | Sequence[int] = 0,
+    config: GenerationConfig | None = None,
+    num_samples: int = 1,
+    decoder_prefix: str | Sequence[str] | None = None,
     truncate: bool = False,
     journal: str | os.PathLike | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    **unsupported: Any,
+    **options: Any,
 ) -> Output:
-    """Generates text for thousands of prompts: rows that finish get the next prompt (see `corpus`).
+    """Generates text for thousands of prompts by continuous batching (see `corpus`).
 
-    A prompt's text is what `generate` makes of it with its seed, whatever the batch size (up to near ties:
+    A row's text is what `generate` makes of it with its seed, whatever the batch size (up to near ties:
     sources are padded to other lengths).
 
     Args:
-      target, prompts, drafter, rule, sampling, max_new_tokens, seed, truncate: see `generate`; options and
-        limit are the same for all prompts.
+      target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate: see `generate`.
       batch_size: rows decoded together.
       num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`, and a
         mesh divides it. None: about an eighth.
       journal: a file to which outputs are written as they come. A run that was killed goes on from it;
-        one that differs in anything that outputs depend on is refused.
-      on_progress: called with the prompts done so far, those of an earlier run among them, and the tokens
+        one that differs in anything that outputs depend on raises.
+      on_progress: called with the rows done so far, those of an earlier run among them, and the tokens
         emitted in this run; first before it begins.
+      **options: fields of `GenerationConfig`, in place of those of `config`.
 
     Returns:
-      One entry per prompt, in their order.
+      One entry per prompt and sample, in the order of the prompts.
 
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    refuse_unknown(unsupported.keys(), "generate_all")
-    prompts = texts.check_prompts(prompts)
-    _check_models(target, drafter)
-    _check_same_for_all(sampling, max_new_tokens)
+    rows = _lay_out(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
     _check_count("batch_size", batch_size)
     if num_refilled is None:
-        num_refilled = corpus.eighth(batch_size, target.mesh)
+        num_refilled = corpus.default_refill_size(batch_size, target.mesh)
     _check_count("num_refilled", num_refilled)
     if batch_size % num_refilled:
-        raise ValueError(f"num_refilled={num_refilled}: must divide batch_size={batch_size}")
+        raise ValueError(f"`num_refilled` must divide batch_size={batch_size}, got {num_refilled}")
     if journal is not None and jax.process_count() > 1:
-        raise ValueError(f"journal={journal}: kept by one process only; leave it out where there are more")
-    rows = texts.source_ids(target.tokenizer, prompts, truncate)
-    seeds = np.asarray(request_lib.row_seeds(seed, len(prompts)))
-    options: dict[str, Any] = dict(
-        drafter=drafter, rule=rule, sampling=sampling, max_new_tokens=max_new_tokens
-    )
-
-    def request(width: int, these: Sequence[int]) -> Request:
-        ids, mask = data.pad([rows[i] for i in these], width, target.config.pad_id)
-        return prepare(target, ids, mask, seed=seeds[list(these)], **options)
-
-    request(max(map(len, rows)), [0] * num_refilled)  # whatever cannot be is refused before a journal begins
-    header = {} if journal is None else _what_outputs_depend_on(target, rows, seeds, **options)
-    done = corpus.Journal.open(journal, header)
-    left = [i for i in range(len(rows)) if i not in done.records]
+        raise ValueError(f"`journal` must be None with several processes, got {journal}")
+    lengths = list(map(len, rows.sources))
+    rows.request(max(lengths), [0] * num_refilled)  # whatever cannot be used raises before a journal begins
+    done = corpus.Journal.open(journal, {} if journal is None else rows.digest())
+    left = [i for i in range(len(lengths)) if i not in done.records]
     num_emitted, report = 0, on_progress or (lambda done, tokens: None)
     report(len(done.records), num_emitted)
     for finished in corpus.decode_all(
-        lambda width, some: request(width, [left[i] for i in some]),
-        [len(rows[i]) for i in left],
+        lambda width, some: rows.request(width, [left[i] for i in some]),
+        [lengths[i] for i in left],
         data.SOURCE_BUCKETS,
         batch_size,
         num_refilled,
+        rows.stop_at,
     ):
         done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
         num_emitted += int(finished.generation.length.sum())
         report(len(done.records), num_emitted)
-    return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(rows))])
+    return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(lengths))])
 
 
-def _check_models(target: Any, drafter: Any) -> None:
-    """Refuses what is no loaded model, no drafter, and a draft with another tokenizer."""
-    check_loaded(target)
-    if drafter is None:
-        return
-    if not isinstance(drafter, BoundDrafter):
-        raise ValueError(
-            f"drafter={drafter!r:.80}: give what specjax.drafters make, such as drafters.from_model(draft, 5)"
+class _Rows(NamedTuple):
+    """A checked call: one row for each prompt and sample, samples of a prompt side by side.
+
+    Attributes:
+      target, drafter, rule: as given.
+      config: numbers are one for all rows, or one per row.
+      sources: ids of each row.
+      prefix, prefix_length: of the decoder, `[rows, P]` and `[rows]`.
+      seeds: `[rows] uint32`.
+      stop_at: where stop strings end a row; None without.
+    """
+
+    target: Model
+    drafter: Drafter | None
+    rule: AcceptanceRule
+    config: GenerationConfig
+    sources: list[list[int]]
+    prefix: np.ndarray
+    prefix_length: np.ndarray
+    seeds: np.ndarray
+    stop_at: decode.StopAt | None
+
+    def request(self, width: int, index: Sequence[int]) -> Request:
+        """Returns the request of rows `index`, their sources padded to `width`; all share a program."""
+        rows = np.asarray(index)
+        config = dataclasses.replace(self.config.for_rows(rows, len(self.sources)), seed=self.seeds[rows])
+        ids, mask = data.pad([self.sources[i] for i in rows], width, self.target.network.pad_id)
+        return decode.prepare(
+            self.target.network,
+            ids,
+            mask,
+            drafter=self.drafter,
+            rule=self.rule,
+            config=config,
+            prefix=self.prefix[rows],
+            prefix_length=self.prefix_length[rows],
+            length_bucket=decode.length_bucket(int(np.max(self.config.max_new_tokens))),
         )
-    check_tokenizers(target.tokenizer, drafter.tokenizer)
-    frozen = drafter.params.get("frozen", {}) if isinstance(drafter.params, dict) else {}
-    if any(frozen[name] is not target.params.get(name) for name in frozen):
-        raise ValueError("the drafter's heads were loaded for another target: load_heads(directory, target)")
+
+    def digest(self) -> dict[str, Any]:
+        """Returns what outputs depend on, for a journal to begin with."""
+        digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
+        described = dataclasses.replace(self.config, seed=0)
+        static = jax.tree.structure((self.target.network, self.drafter))
+        return {
+            "sources": digest(repr(self.sources).encode()),
+            "target": heads_io.fingerprint(self.target.params),
+            "drafter": self.drafter and heads_io.fingerprint(self.drafter),
+            "networks": digest(repr(static).encode()),
+            "rule": repr(self.rule),
+            "config": {
+                f.name: np.asarray(getattr(described, f.name)).tolist() for f in dataclasses.fields(described)
+            },
+            "prefix": digest(self.prefix.tobytes()),
+            "seeds": digest(self.seeds.tobytes()),
+        }
 
 
-def _check_same_for_all(sampling: Any, max_new_tokens: Any) -> None:
-    """Refuses one value per prompt, which `generate_all` does not take."""
-    request_lib.check_kinds(None, acceptance.speculative, sampling)
-    values = {"max_new_tokens": max_new_tokens} | (dataclasses.asdict(sampling) if sampling else {})
-    for name, value in values.items():
-        if np.ndim(value):
-            raise ValueError(f"{name} has shape {np.shape(value)}: generate_all takes one for all prompts")
+def _lay_out(
+    target: Model,
+    prompts: Sequence[str],
+    drafter: Drafter | None,
+    rule: AcceptanceRule,
+    config: GenerationConfig | None,
+    num_samples: int,
+    decoder_prefix: str | Sequence[str] | None,
+    truncate: bool,
+    options: dict[str, Any],
+) -> _Rows:
+    """Checks the arguments that `generate` and `generate_all` share; see there."""
+    config = decode.resolve(config, options)
+    prompts = texts.check_prompts(prompts)
+    check_loaded(target)
+    if isinstance(drafter, Drafter):
+        texts.check_vocabularies(target.network.vocabulary, drafter.vocabulary)
+    _check_count("num_samples", num_samples)
+    config.lay_out(len(prompts))  # one per prompt, not per sample
+    limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
+    config = dataclasses.replace(config, max_new_tokens=limit)
+    sources = texts.source_ids(target.tokenizer, prompts, truncate)
+    prefix, prefix_length = texts.encode_prefixes(
+        target.tokenizer, decoder_prefix, len(prompts), target.network.start_id, target.network.pad_id
+    )
+    of_row = np.repeat(np.arange(len(prompts)), num_samples)
+    return _Rows(
+        target,
+        drafter,
+        rule,
+        config.for_rows(of_row, len(prompts)),
+        [sources[i] for i in of_row],
+        prefix[of_row],
+        prefix_length[of_row],
+        np.asarray(sample_seeds(config.seed, len(prompts), num_samples)),
+        texts.stop_at(target.tokenizer, config.stop_strings),
+    )
+
+
+def sample_seeds(seed: Any, num_prompts: int, num_samples: int) -> jax.Array:
+    """Returns `[prompts * samples]` seeds: a prompt's samples differ, whatever else is in the batch."""
+    seeds = row_seeds(seed, num_prompts)
+    if num_samples == 1:
+        return seeds
+    return jnp.concatenate([row_seeds(one, num_samples) for one in seeds])
 
 
 def _check_count(name: str, value: Any) -> None:
     if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name}={value!r}: give a whole number, at least 1")
-
-
-def _what_outputs_depend_on(
-    target: Model,
-    rows: list[list[int]],
-    seeds: np.ndarray,
-    drafter: BoundDrafter | None,
-    rule: Any,
-    sampling: Sampling | None,
-    max_new_tokens: int,
-) -> dict[str, Any]:
-    """What a journal begins with."""
-    digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
-    return {
-        "sources": digest(repr(rows).encode()),
-        "target": f"{target.network} {heads_io.fingerprint(target.params)}",
-        "drafter": drafter and f"{drafter.drafter} {heads_io.fingerprint(drafter.params)}",
-        "rule": getattr(rule, "__name__", repr(rule)),
-        "sampling": repr(sampling),
-        "max_new_tokens": int(max_new_tokens),
-        "seeds": digest(seeds.tobytes()),
-    }
-
-
-def prepare(
-    target: Model, source_ids: Any, source_mask: Any, *, drafter: BoundDrafter | None, **options: Any
-) -> Request:
-    """`request.prepare` with what the model says of its ids."""
-    return request_lib.prepare(
-        target.network,
-        target.params,
-        source_ids,
-        source_mask,
-        drafter=drafter and drafter.drafter,
-        drafter_params=drafter and drafter.params,
-        num_ids=target.num_ids,
-        **target.config.special_ids | options,
-    )
-
-
-def repeat_options(sampling: Sampling, times: int) -> Sampling:
-    """The same options with each row's entry repeated."""
-    values: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    repeated: dict[str, Any] = {
-        name: None if value is None else _repeat(value, times) for name, value in values.items()
-    }
-    return Sampling(**repeated)
+        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
 
 
 def encode_sources(
@@ -264,20 +255,7 @@ def encode_sources(
     """
     rows = texts.source_ids(target.tokenizer, prompts, truncate)
     width = data.bucket(max(map(len, rows)), data.SOURCE_BUCKETS)
-    return data.pad(rows, width, target.config.pad_id)
-
-
-def _repeat(value: Any, times: int) -> Any:
-    """Repeats each row; leaves a single number alone."""
-    return value if np.ndim(value) == 0 else np.repeat(np.asarray(value), times, axis=0)
-
-
-def _sample_seeds(seed: int | Sequence[int], num_prompts: int, num_samples: int) -> jax.Array:
-    """`[B * num_samples]` seeds: a prompt's samples differ, whatever else is in the batch."""
-    seeds = request_lib.row_seeds(seed, num_prompts)
-    if num_samples == 1:
-        return seeds
-    return jnp.concatenate([request_lib.row_seeds(one, num_samples) for one in seeds])
+    return data.pad(rows, width, target.network.pad_id)
 
 
 def to_output(tokenizer: Any, generation: Generation) -> Output:

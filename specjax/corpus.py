@@ -21,15 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, sharding
-from specjax.program import LoopState
-from specjax.request import Request
-from specjax.types import FinishReason, Generation
+from specjax.decode import Generation, Request
+from specjax.round import FinishReason, LoopState
 
 # (S, sources by index) -> the request that decodes them
 MakeRequest = Callable[[int, Sequence[int]], Request]
 
 # The state before is not needed any more: its buffers are written in place.
-_run = jax.jit(decode.run, static_argnums=0, donate_argnums=2)
+_run = jax.jit(decode.run, donate_argnums=1)
 
 
 class Finished(NamedTuple):
@@ -68,20 +67,25 @@ def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[
             group = []
     if ascending:
         raise ValueError(
-            f"a source of {lengths[ascending[0]]} tokens is over the largest S, {buckets[-1]}: cut it"
+            f"`lengths` must be at most the largest S, {buckets[-1]}, got {lengths[ascending[0]]}; cut it"
         )
     return groups[::-1]
 
 
-def eighth(num_rows: int, mesh: jax.sharding.Mesh | None = None) -> int:
-    """F that serves well: about an eighth of B, dividing it, and divided by the mesh."""
+def default_refill_size(num_rows: int, mesh: jax.sharding.Mesh | None = None) -> int:
+    """Returns an F that serves well: about an eighth of B, dividing it, and divided by the mesh."""
     least = 1 if mesh is None else mesh.shape["data"]
     sizes = [f for f in range(least, max(least, num_rows // 8) + 1, least) if num_rows % f == 0]
     return max(sizes, default=num_rows)
 
 
 def decode_all(
-    request: MakeRequest, lengths: Sequence[int], buckets: Sequence[int], num_rows: int, num_refilled: int
+    request: MakeRequest,
+    lengths: Sequence[int],
+    buckets: Sequence[int],
+    num_rows: int,
+    num_refilled: int,
+    stop_at: decode.StopAt | None = None,
 ) -> Iterator[Finished]:
     """Decodes every source, and yields them as they finish.
 
@@ -91,20 +95,25 @@ def decode_all(
       num_rows: B, rows decoded together.
       num_refilled: F, rows that are refilled together once so many have finished; with F = B, batches of
         fixed rows, each of which waits for its slowest.
+      stop_at: see `decode.generate`; rounds then run one by one on the host.
 
     Raises:
       ValueError: F does not divide B.
     """
     if num_rows < 1 or num_refilled < 1 or num_rows % num_refilled:
         raise ValueError(
-            f"num_rows={num_rows}, num_refilled={num_refilled}: at least 1, and the second divides the first"
+            f"`num_refilled` must be at least 1 and divide num_rows={num_rows}, got {num_refilled}"
         )
     for size, sources in plan(lengths, buckets, num_rows):
-        yield from _decode_bucket(functools.partial(request, size), sources, num_rows, num_refilled)
+        yield from _decode_bucket(functools.partial(request, size), sources, num_rows, num_refilled, stop_at)
 
 
 def _decode_bucket(
-    request: Callable[[Sequence[int]], Request], sources: list[int], num_rows: int, num_refilled: int
+    request: Callable[[Sequence[int]], Request],
+    sources: list[int],
+    num_rows: int,
+    num_refilled: int,
+    stop_at: decode.StopAt | None,
 ) -> Iterator[Finished]:
     """Sources of one S, through one pool of rows."""
     waiting = collections.deque(sources)
@@ -114,12 +123,17 @@ def _decode_bucket(
         while waiting and (source_of < 0).sum() >= min(num_refilled, len(waiting)):
             rows = np.flatnonzero(source_of < 0)[:num_refilled]
             taken = [waiting.popleft() for _ in rows[: len(waiting)]]
-            program, params, inputs = request(taken + taken[-1:] * (num_refilled - len(taken)))
-            fresh = decode.jitted_prefill(program, params, **inputs)
+            program, inputs = request(taken + taken[-1:] * (num_refilled - len(taken)))
+            fresh = decode.jitted_prefill(program, **inputs)
             rows = np.pad(rows[: len(taken)], (0, num_refilled - len(taken)), constant_values=num_rows)
             state = _refill(_idle(fresh, num_rows) if state is None else state, fresh, rows)
             source_of[rows[: len(taken)]] = taken
-        state = _run(program, params, state, num_rows - num_refilled if waiting else 0)
+        max_running = num_rows - num_refilled if waiting else 0
+        if stop_at is None:
+            state = _run(program, state, max_running)
+        else:
+            assert state is not None
+            state = decode.run_on_host(program, state, max_running, stop_at=stop_at)
         done = np.flatnonzero(~sharding.fetch(state.running) & (source_of >= 0))
         generation = sharding.fetch(decode.jitted_finish(program, state))
         yield Finished(source_of[done], jax.tree.map(lambda x: x[done], generation))  # noqa: B023
@@ -133,7 +147,7 @@ def _idle(state: LoopState, num_rows: int) -> LoopState:
     state = jax.tree.map(lambda x: x[rows], state)
     return state.replace(
         finish_reason=jnp.full_like(state.finish_reason, int(FinishReason.LENGTH)),
-        context=state.context.replace(room=jnp.zeros_like(state.context.room)),
+        context=state.context.replace(remaining=jnp.zeros_like(state.context.remaining)),
     )
 
 

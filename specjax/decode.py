@@ -1,55 +1,164 @@
-"""The generation loop and token-level `generate`.
+"""Token-level `generate`: arguments checked and laid out, then rounds in a loop.
 
-Axes: B rows, K drafts, V vocabulary, T token slots, S source length.
+Everything between the prompt and the last token is one XLA program with fixed shapes. Below it are the same
+parts compiled one by one, for loops that run on the host.
 
-Everything between the prompt and the last token is one XLA program with fixed shapes.
+Axes: B rows, K drafts, V vocabulary, T token slots, S source length, P width of the decoder prefix.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
-from specjax import acceptance, draws, rounds, sharding
-from specjax import sampling as sampling_lib
-from specjax.program import AllParams, LoopState, Program
-from specjax.request import Request, prepare
-from specjax.rounds import one_round, prefill
-from specjax.sampling import Sampling
-from specjax.types import AcceptanceRule, Drafter, Generation, Network, Params
+from specjax import acceptance, draws, sampling, sharding
+from specjax.generation_config import GenerationConfig, per_row, row_seeds
+from specjax.round import LoopState, Program, Stats, end_rows, one_round, prefill
+from specjax.types import AcceptanceRule, Drafter, Network
+
+LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 OnRound = Callable[[list[list[int]]], None]
 # (ids emitted so far, how many of them were there before this round) -> how many to keep, None for all
-Stop = Callable[[list[int], int], int | None]
+StopAt = Callable[[list[int], int], int | None]
 
 
-def round_draws(state: LoopState, sampled: bool) -> draws.KeyDraws | None:
-    """The keys of the round that comes next; None in the greedy program."""
-    return draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
+class Generation(struct.PyTreeNode):
+    """What `generate` returns.
+
+    Attributes:
+      tokens: `[B, bucket]` emitted ids, without start token and prefix; the end token is kept,
+        the pad id follows.
+      log_probs: `[B, bucket] float32`, log softmax of the target's raw logits at each; 0 after.
+      processed_log_probs: `[B, bucket] float32`, log of the distribution sampled from (0 for greedy
+        rows, whose distribution is one-hot); 0 after.
+      length: `[B]` number of emitted ids.
+      finish_reason: `[B]`, a `round.FinishReason`.
+      stats: counts per row.
+    """
+
+    tokens: jax.Array
+    log_probs: jax.Array
+    processed_log_probs: jax.Array
+    length: jax.Array
+    finish_reason: jax.Array
+    stats: Stats
 
 
-def step(program: Program, params: AllParams, state: LoopState, sampled: bool) -> LoopState:
-    """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
-    return one_round(program, params, state, round_draws(state, sampled))
+class Request(NamedTuple):
+    """A checked request: what the jitted functions below take.
+
+    Attributes:
+      program: networks, rule and sizes.
+      inputs: keyword arguments of `round.prefill`.
+    """
+
+    program: Program
+    inputs: dict[str, Any]
 
 
-def run(
-    program: Program, params: AllParams, state: LoopState, max_running: jax.typing.ArrayLike = 0
-) -> LoopState:
-    """Rounds until no more than `max_running` rows run: until every row has ended.
+def generate(
+    target: Network,
+    source_ids: jax.Array | np.ndarray,
+    source_mask: jax.Array | np.ndarray,
+    *,
+    drafter: Drafter | None = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    config: GenerationConfig | None = None,
+    prefix: jax.Array | np.ndarray | None = None,
+    prefix_length: jax.Array | np.ndarray | None = None,
+    length_bucket: int | None = None,
+    on_round: OnRound | None = None,
+    stop_at: StopAt | None = None,
+    **options: Any,
+) -> Generation:
+    """Decodes a batch, speculatively when a drafter is given; one compiled program.
+
+    The output has the target's distribution whatever the drafter is (Leviathan et al. 2023);
+    at temperature 0 it is the target's greedy output. May be called under the user's own
+    `jax.jit`, with `length_bucket` given.
+
+    Args:
+      target: the target network; nothing of its params is donated.
+      source_ids: `[B, S] int32`.
+      source_mask: `[B, S] bool`, True at real tokens.
+      drafter: what proposes tokens; None: autoregressive decoding.
+      rule: the acceptance rule where the temperature is above zero (see `acceptance`).
+      config: what is asked for; None: the defaults of `GenerationConfig`.
+      prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
+      prefix_length: `[B]` in 1..P; None: all of it.
+      length_bucket: slots for output, at least `max_new_tokens` (a traced one is cut to it). Static;
+        None: the smallest bucket that holds it.
+      on_round: called after every round with the ids that each row emitted in it; the loop then
+        runs on the host, one jitted round at a time. Not under jit.
+      stop_at: called after every round for each row that emitted something, with all its ids and how many
+        of them were there before; returns how many to keep if the row ends there, else None. Runs
+        on the host as well.
+      **options: fields of `GenerationConfig`, in place of those of `config`.
+
+    Returns:
+      A `Generation`.
+
+    Raises:
+      ValueError: an argument that cannot be used, named with its value and a remedy.
+    """
+    request = prepare(
+        target,
+        source_ids,
+        source_mask,
+        drafter=drafter,
+        rule=rule,
+        config=config,
+        prefix=prefix,
+        prefix_length=prefix_length,
+        length_bucket=length_bucket,
+        **options,
+    )
+    return generate_requested(request, on_round, stop_at)
+
+
+def generate_requested(
+    request: Request, on_round: OnRound | None = None, stop_at: StopAt | None = None
+) -> Generation:
+    """`generate`, its arguments checked already."""
+    program, inputs = request
+    if on_round is None and stop_at is None:
+        return jitted_generate(program, inputs)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(request)):
+        raise ValueError("`on_round` and `stop_at` must be left out under jit: they run on the host")
+    state = run_on_host(program, jitted_prefill(program, **inputs), 0, on_round, stop_at)
+    return jitted_finish(program, state)
+
+
+# ---- the loop
+
+
+def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 0) -> LoopState:
+    """Runs rounds until no more than `max_running` rows run: until every row has ended.
 
     Greedy batches take a branch of their own, which draws nothing and makes no distribution.
     """
 
     def loop(sampled: bool, state: LoopState) -> LoopState:
-        body = functools.partial(step, program, params, sampled=sampled)
+        body = functools.partial(step, program, sampled=sampled)
         return jax.lax.while_loop(lambda state: state.running.sum() > max_running, body, state)
 
-    any_sampled = ~sampling_lib.is_greedy(state.context.options.temperature).all()
+    any_sampled = ~sampling.is_greedy(state.context.options.temperature).all()
     return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
+
+
+def step(program: Program, state: LoopState, sampled: bool) -> LoopState:
+    """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
+    return one_round(program, state, round_draws(state, sampled))
+
+
+def round_draws(state: LoopState, sampled: bool) -> draws.KeyDraws | None:
+    """Returns the keys of the round that comes next; None in the greedy program."""
+    return draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
 
 
 def finish(program: Program, state: LoopState) -> Generation:
@@ -67,146 +176,219 @@ def finish(program: Program, state: LoopState) -> Generation:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def jitted_generate(program: Program, params: AllParams, inputs: dict[str, Any]) -> Generation:
+@jax.jit
+def jitted_generate(program: Program, inputs: dict[str, Any]) -> Generation:
     """A request from prefill to result, one compiled program."""
-    return finish(program, run(program, params, prefill(program, params, **inputs)))
+    return finish(program, run(program, prefill(program, **inputs)))
 
 
 # The parts of it, compiled one by one: for loops on the host, and for timing.
-jitted_prefill = jax.jit(prefill, static_argnums=0)
-jitted_run = jax.jit(run, static_argnums=0)
-jitted_finish = jax.jit(finish, static_argnums=0)
-jitted_step = jax.jit(step, static_argnames=("program", "sampled"))
-jitted_end_rows = jax.jit(rounds.end_rows, static_argnums=0)
+jitted_prefill = jax.jit(prefill)
+jitted_run = jax.jit(run)
+jitted_finish = jax.jit(finish)
+jitted_step = jax.jit(step, static_argnames="sampled")
+jitted_end_rows = jax.jit(end_rows)
 
 
-def _generate_by_rounds(
-    program: Program, params: AllParams, inputs: dict[str, Any], on_round: OnRound | None, stop: Stop | None
-) -> Generation:
-    """`jitted_generate` driven from the host, one jitted round at a time."""
-    sampled = bool((~sampling_lib.is_greedy(inputs["options"].temperature)).any())
-    state = jitted_prefill(program, params, **inputs)
-    while bool(state.running.any()):
+def run_on_host(
+    program: Program,
+    state: LoopState,
+    max_running: int,
+    on_round: OnRound | None = None,
+    stop_at: StopAt | None = None,
+) -> LoopState:
+    """`run` driven from the host, one jitted round at a time; see `generate` for both functions."""
+    sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
+    while int(state.running.sum()) > max_running:
         before = state
-        state = jitted_step(program, params, state, sampled=sampled)
-        if stop is not None:
-            state = _apply_stop(program, before, state, stop)
+        state = jitted_step(program, state, sampled=sampled)
+        if stop_at is not None:
+            state = _apply_stop(program, before, state, stop_at)
         if on_round is not None:
             tokens, start, end = sharding.fetch(
                 (state.context.tokens, before.context.length, state.context.length)
             )
             spans = zip(tokens, start, end, strict=True)
             on_round([row[a:b].tolist() for row, a, b in spans])
-    return jitted_finish(program, state)
+    return state
 
 
-def _apply_stop(program: Program, before: LoopState, after: LoopState, stop: Stop) -> LoopState:
-    """Asks `stop` about the rows that emitted tokens in this round, and ends them where it says."""
+def _apply_stop(program: Program, before: LoopState, after: LoopState, stop_at: StopAt) -> LoopState:
+    """Asks `stop_at` about the rows that emitted tokens in this round, and ends them where it says."""
     tokens, length, num_before, num_after = sharding.fetch(
         (after.context.tokens, after.context.length, before.stats.num_emitted, after.stats.num_emitted)
     )
     kept, ended = num_after.copy(), np.zeros(len(num_after), bool)
     for row in np.flatnonzero(num_after > num_before):
         emitted = tokens[row, length[row] - num_after[row] : length[row]].tolist()
-        end = stop(emitted, int(num_before[row]))
+        end = stop_at(emitted, int(num_before[row]))
         if end is None:
             continue
         if not num_before[row] < end <= num_after[row]:
-            raise ValueError(f"stop returned {end}: give a count in {num_before[row] + 1}..{num_after[row]}")
+            raise ValueError(
+                f"`stop_at` must return a count in {num_before[row] + 1}..{num_after[row]}, got {end}"
+            )
         kept[row], ended[row] = end, True
     if not ended.any():
         return after
     return jitted_end_rows(program, before, after, kept, ended)
 
 
-def generate(
+# ---- arguments, checked once
+
+
+def prepare(
     target: Network,
-    target_params: Params,
     source_ids: jax.Array | np.ndarray,
     source_mask: jax.Array | np.ndarray,
     *,
     drafter: Drafter | None = None,
-    drafter_params: Params = None,
     rule: AcceptanceRule = acceptance.speculative,
-    sampling: Sampling | None = None,
-    max_new_tokens: jax.typing.ArrayLike = 64,
-    seed: jax.typing.ArrayLike,
-    prefix: jax.Array | None = None,
-    prefix_length: jax.Array | None = None,
+    config: GenerationConfig | None = None,
+    prefix: jax.Array | np.ndarray | None = None,
+    prefix_length: jax.Array | np.ndarray | None = None,
     length_bucket: int | None = None,
-    eos_ids: Sequence[int] = (1,),
-    pad_id: int = 0,
-    start_id: int = 0,
-    num_ids: int | None = None,
-    on_round: OnRound | None = None,
-    stop: Stop | None = None,
-) -> Generation:
-    """Decodes a batch, speculatively when a drafter is given; one compiled program.
-
-    The output has the law of the target alone whatever the drafter is (Leviathan et al. 2023);
-    at temperature 0 it is the target's greedy output. May be called under the user's own
-    `jax.jit`, with everything static closed over and `length_bucket` given.
-
-    Args:
-      target: the target network. Static.
-      target_params: its params; they stay usable (nothing of them is donated).
-      source_ids: `[B, S] int32`.
-      source_mask: `[B, S] bool`, True at real tokens.
-      drafter: what proposes tokens; None decodes plainly. Static.
-      drafter_params: the drafter's params.
-      rule: how drafts are judged where the temperature is above zero (see `acceptance`). Static.
-      sampling: how rows choose; None: greedy.
-      max_new_tokens: one number or `[B]`, at least 0.
-      seed: one integer, from which each row's is made, or `[B]`, one per row.
-      prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
-      prefix_length: `[B]` in 1..P; None: all of it.
-      length_bucket: slots for output, at least `max_new_tokens` (a traced one is cut to it). Static;
-        None: the smallest bucket that holds it.
-      eos_ids: tokens that end a row. Static.
-      pad_id, start_id: as the target was trained with.
-      num_ids: ids that exist, where the vocabulary is padded to more rows: the others are never
-        emitted, and a draft padded to another size fits. Static. None: all.
-      on_round: called after every round with the ids that each row emitted in it; the loop then
-        runs on the host, one jitted round at a time. Not under jit.
-      stop: called after every round for each row that emitted something, with all its ids and how many
-        of them were there before; returns how many to keep if the row ends there, else None. Runs
-        on the host as well.
-
-    Returns:
-      A `Generation`.
-
-    Raises:
-      ValueError: an argument that cannot be used, named with its value and a remedy.
-    """
-    request = prepare(
-        target,
-        target_params,
-        source_ids,
-        source_mask,
-        drafter=drafter,
-        drafter_params=drafter_params,
-        rule=rule,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
+    **options: Any,
+) -> Request:
+    """Checks the arguments of `generate` (described there) and lays them out, one entry per row."""
+    num_rows = _check_sources(source_ids, source_mask)
+    config = resolve(config, options)
+    limit = per_row("max_new_tokens", config.max_new_tokens, num_rows, jnp.int32)
+    bucket = _check_bucket(config.max_new_tokens, length_bucket)
+    eos_ids = _check_eos_ids(target, config)
+    laid_out = config.lay_out(num_rows, eos_ids, target.num_ids)
+    if drafter is not None:
+        _check_drafter(target, drafter)
+        target = target.with_features(drafter.feature_layers)
+    rule = _check_rule(rule, drafter, laid_out.temperature)
+    prefix, prefix_length = _lay_out_prefix(prefix, prefix_length, num_rows, target.start_id)
+    inputs = dict(
+        source_ids=jnp.asarray(source_ids, jnp.int32),
+        source_mask=jnp.asarray(source_mask, bool),
         prefix=prefix,
         prefix_length=prefix_length,
-        length_bucket=length_bucket,
-        eos_ids=eos_ids,
-        pad_id=pad_id,
-        start_id=start_id,
-        num_ids=num_ids,
+        options=laid_out,
+        limit=jnp.minimum(limit, bucket),  # a traced one may be over it
+        seeds=row_seeds(config.seed, num_rows),
     )
-    return generate_requested(request, on_round, stop)
+    if target.mesh is not None:
+        inputs = sharding.place_rows(inputs, target.mesh, num_rows)
+    return Request(Program(target, drafter, rule, bucket, prefix.shape[1], eos_ids), inputs)
 
 
-def generate_requested(
-    request: Request, on_round: OnRound | None = None, stop: Stop | None = None
-) -> Generation:
-    """`generate`, its arguments checked already."""
-    if on_round is None and stop is None:
-        return jitted_generate(*request)
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(request[1:])):
-        raise ValueError("on_round and stop run on the host: leave them out under jit")
-    return _generate_by_rounds(*request, on_round, stop)
+def resolve(config: GenerationConfig | None, options: dict[str, Any]) -> GenerationConfig:
+    """Returns `config`, or the defaults, with `options` in place of its own.
+
+    Raises:
+      ValueError: it is none, or an option that does not exist.
+    """
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise ValueError(f"`config` must be a GenerationConfig, got {config!r:.80}")
+    also = ("drafter", "rule", "num_samples", "decoder_prefix", "truncate", "on_round")
+    return (config or GenerationConfig()).updated(options, also)
+
+
+def _check_sources(source_ids: Any, source_mask: Any) -> int:
+    """Returns B."""
+    shape = np.shape(source_ids)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"`source_ids` must have shape [B, S], B and S at least 1, got {shape}")
+    if np.shape(source_mask) != shape:
+        raise ValueError(
+            f"`source_mask` must have the shape of `source_ids`, {shape}, got {source_mask.shape}"
+        )
+    return shape[0]
+
+
+def _check_eos_ids(target: Network, config: GenerationConfig) -> tuple[int, ...]:
+    """Returns the end tokens of the config, or else of the target."""
+    if config.eos_ids is None:
+        return target.eos_ids
+    ids = np.asarray(config.eos_ids, int if np.shape(config.eos_ids) == (0,) else None)
+    vocab_size = target.vocab_size
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not np.all((ids >= 0) & (ids < vocab_size)):
+        raise ValueError(
+            f"`eos_ids` must be a list of whole numbers in 0..{vocab_size - 1}, got {config.eos_ids}"
+        )
+    return tuple(ids.tolist())
+
+
+def _check_drafter(target: Network, drafter: Drafter) -> None:
+    """Raises a ValueError where a drafter cannot draft for a target."""
+    if not isinstance(drafter, Drafter):
+        raise ValueError(
+            f"`drafter` must be one of specjax.drafters, such as drafters.from_model(draft, 5), got "
+            f"{drafter!r:.80}"
+        )
+    if drafter.num_draft < 1:
+        raise ValueError(
+            f"`num_draft` must be at least 1, got {drafter.num_draft}; drafter=None decodes autoregressively"
+        )
+    drafter.check(target)
+    both = [
+        [x for x in jax.tree.leaves(one) if not isinstance(x, jax.core.Tracer)] for one in (target, drafter)
+    ]
+    ours, theirs = map(sharding.mesh_of, both)  # traced params lie where the caller has put them
+    if all(both) and ours != theirs:
+        raise ValueError(
+            f"`drafter` must lie on the target's mesh, {ours or 'one device'}, got {theirs or 'one device'}; "
+            "load the draft with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads "
+            "with `load_heads`"
+        )
+
+
+def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: jax.Array) -> AcceptanceRule:
+    """Returns the rule that runs: without a drafter nothing is verified, and tokens are drawn from p."""
+    if not isinstance(rule, AcceptanceRule):
+        raise ValueError(
+            f"`rule` must be one of specjax.acceptance, such as acceptance.speculative, got {rule!r}"
+        )
+    if drafter is not None and drafter.drafts_trees and not rule.verifies_trees:
+        raise ValueError(f"`rule` must verify trees for this drafter, got {rule.name}; use multi_round")
+    if rule == acceptance.greedy and (
+        isinstance(temperature, jax.core.Tracer) or not sampling.is_greedy(temperature).all()
+    ):
+        raise ValueError(
+            f"`rule` must be lossless above temperature 0, got greedy with temperature {temperature}; use "
+            "speculative"
+        )
+    return acceptance.speculative if drafter is None else rule
+
+
+def _lay_out_prefix(
+    prefix: Any, prefix_length: Any, num_rows: int, start_id: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns `[B, P]` and `[B]`, checked."""
+    if prefix is None:
+        prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
+    shape = np.shape(prefix)
+    if len(shape) != 2 or shape[0] != num_rows or shape[1] < 1:
+        raise ValueError(
+            f"`prefix` must have shape [B, P] with B = {num_rows} and the start token first, got {shape}"
+        )
+    if prefix_length is None:
+        prefix_length = jnp.full(num_rows, shape[1], jnp.int32)
+    if not isinstance(prefix_length, jax.core.Tracer):
+        lengths = np.asarray(prefix_length)
+        if lengths.shape != (num_rows,) or lengths.min() < 1 or lengths.max() > shape[1]:
+            raise ValueError(
+                f"`prefix_length` must be one per row, each in 1..{shape[1]}, got {prefix_length}"
+            )
+    return jnp.asarray(prefix, jnp.int32), jnp.asarray(prefix_length, jnp.int32)
+
+
+def length_bucket(longest: int) -> int:
+    """Returns the smallest number of output slots, of those compiled for, that holds `longest` tokens."""
+    return next((size for size in LENGTH_BUCKETS if size >= longest), longest)
+
+
+def _check_bucket(max_new_tokens: Any, bucket: int | None) -> int:
+    """Returns the slots for output."""
+    if isinstance(max_new_tokens, jax.core.Tracer):
+        if bucket is None:
+            raise ValueError("`length_bucket` must be given under jit, where `max_new_tokens` is traced")
+        return bucket
+    longest = int(np.max(np.asarray(max_new_tokens)))
+    if bucket is not None and longest > bucket:
+        raise ValueError(f"`length_bucket` must be at least max_new_tokens, {longest}, got {bucket}")
+    return bucket or length_bucket(longest)

@@ -3,28 +3,37 @@
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from specjax import sharding
-from specjax.models import convert, heads_io, quantize, t5
+from specjax.models import convert, heads, heads_io, quantize, t5
+from specjax.texts import Vocabulary
 from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A T5 with its weights and tokenizer.
+    """A T5 with its tokenizer.
 
     Attributes:
-      network: its pure functions; `network.config` is its shape.
-      params: nested dicts of arrays, on the device.
+      network: the network with its params; its vocabulary is the tokenizer's.
       tokenizer: a transformers tokenizer, or None.
     """
 
     network: t5.T5Network
-    params: Params
     tokenizer: Any
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            network = self.network.replace(vocabulary=Vocabulary.of(self.tokenizer))
+            object.__setattr__(self, "network", network)
+
+    @property
+    def params(self) -> Params:
+        """Nested dicts of arrays, on the device."""
+        return self.network.params
 
     @property
     def config(self) -> t5.T5Config:
@@ -34,19 +43,17 @@ class Model:
     @property
     def module(self) -> t5.T5:
         """The Linen module."""
-        return t5.T5(self.config)
+        return self.network.module
 
     @property
     def num_ids(self) -> int | None:
         """Ids that the tokenizer knows, where the vocabulary has padding rows beyond them; None: all."""
-        known = self.config.vocab_size if self.tokenizer is None else len(self.tokenizer)
-        return known if known < self.config.vocab_size else None
+        return self.network.num_ids
 
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
         """What it was loaded onto; None: one device."""
-        place = getattr(self.network, "cache_sharding", None)
-        return place and place.mesh
+        return self.network.mesh
 
 
 def load(
@@ -64,37 +71,33 @@ def load(
         on GPU and TPU.
       mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
         decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
-      rules: what is divided over "model"; `sharding.REPLICATED` puts the model whole on every device, as
-        suits a small draft.
+      rules: what is divided over "model"; `sharding.REPLICATED` replicates the model, as suits a small
+        draft.
 
     Raises:
       ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
     """
     if not isinstance(name_or_directory, str | os.PathLike):
-        raise ValueError(f"name_or_directory={name_or_directory!r}: give a hub id or a directory")
-    if mesh is None:
-        config, params = convert.load(name_or_directory, dtype)
-        return Model(t5.T5Network(config), jax.device_put(params), load_tokenizer(name_or_directory))
-    if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
-        raise ValueError(f"mesh={mesh!r}: give one of specjax.sharding.make_mesh(data, model)")
-    place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
+        raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
+    place = None
+    if mesh is not None:
+        if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
+            raise ValueError(f"`mesh` must be one of specjax.sharding.make_mesh(data, model), got {mesh!r}")
+        place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
     config, params = convert.load(name_or_directory, dtype, place)
-    network = t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules))
-    return Model(network, params, load_tokenizer(name_or_directory))
+    cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules)
+    network = t5.T5Network(params, config, cache_sharding=cache_sharding)
+    return Model(network, load_tokenizer(name_or_directory))
 
 
 def check_loaded(target: Any) -> None:
-    """Refuses what is no loaded model.
-
-    Raises:
-      ValueError: it is named.
-    """
+    """Raises a ValueError where `target` is no loaded model."""
     if not isinstance(target, Model):
-        raise ValueError(f"target={target!r:.80}: load it first, target = specjax.load(...)")
+        raise ValueError(f"`target` must be a loaded model, got {target!r:.80}; target = specjax.load(...)")
 
 
 def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES) -> Model:
-    """What `load` would give on a mesh, without weights and tokenizer: shapes, and where they lie.
+    """Returns what `load` would on a mesh, without weights and tokenizer: shapes and their shardings.
 
     Raises:
       ValueError: the mesh does not divide them.
@@ -105,52 +108,44 @@ def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules 
         shapes,
         sharding.param_shardings(shapes, mesh, rules),
     )
-    return Model(t5.T5Network(config, cache_sharding=sharding.of_cache(mesh, rules)), placed, None)
+    return Model(t5.T5Network(placed, config, cache_sharding=sharding.of_cache(mesh, rules)), None)
 
 
-class LoadedHeads(NamedTuple):
-    """Heads that draft for a target: their pure functions, and the arrays of both."""
-
-    network: Any
-    params: Params
-
-
-def load_heads(directory: str | os.PathLike, target: Model) -> LoadedHeads:
+def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwork:
     """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
 
-    On the target's mesh they lie whole on every device.
+    On the target's mesh they are replicated.
 
     Raises:
       ValueError: they were made for another target, or are damaged.
     """
     check_loaded(target)
-    network, params = heads_io.load(directory, target.config, target.params)
-    if target.mesh is not None:
-        params["heads"] = sharding.replicate(params["heads"], target.mesh)
-    return LoadedHeads(network, params)
+    network = heads_io.load(directory, target.network)
+    if target.mesh is None:
+        return network
+    return network.replace(params=sharding.replicate(network.params, target.mesh))
 
 
 def int8(model: Model) -> Model:
-    """The model with weights in eight bits: a draft that needs no training, or a target of its own.
+    """Returns the model with weights in eight bits: a draft that needs no training, or a target of its own.
 
-    As a target it is another model; speculation is then lossless with respect to that one.
+    As a target it is a different model; speculation is then lossless with respect to it.
 
     Raises:
       ValueError: it is no loaded model, or in eight bits already.
     """
-    if not isinstance(getattr(model, "network", None), t5.T5Network):
-        raise ValueError(f"model={model!r:.80}: give a model as specjax.load returns it")
-    network: Any = quantize.QuantizedNetwork(model.network)
-    return dataclasses.replace(model, network=network, params=jax.jit(quantize.quantize)(model.params))
+    if not isinstance(model, Model) or isinstance(model.network, quantize.QuantizedNetwork):
+        raise ValueError(f"`model` must be a model as specjax.load returns it, got {model!r:.80}")
+    return dataclasses.replace(model, network=quantize.QuantizedNetwork.of(model.network))
 
 
 def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
-    """The transformers tokenizer of a hub id or a local directory.
+    """Loads the transformers tokenizer of a hub id or a local directory.
 
     Raises:
       ValueError: the directory holds none.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is not there
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on missing torch
     import transformers
 
     name = os.path.expanduser(os.fspath(name_or_directory))

@@ -10,10 +10,10 @@ _BETWEEN_SENTENCES = re.compile(
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Corpus BLEU (sacrebleu, cased, 13a tokenisation) and the signature to report beside it.
+    """Returns corpus BLEU (sacrebleu, cased, 13a tokenisation) and the signature to report beside it.
 
     Raises:
-      ValueError: different counts; both are named.
+      ValueError: different counts, or none; both are named.
     """
     import sacrebleu
 
@@ -23,7 +23,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], str]:
-    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum in percent, and the signature to report beside it.
+    """Returns mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum in percent, and the signature to report beside it.
 
     By rouge-score with its stemmer. ROUGE-Lsum compares sentence by sentence, but T5's tokenizer
     drops the newlines that separate them, so both sides are split by `split_sentences`.
@@ -50,7 +50,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[st
 
 
 def split_sentences(text: str) -> str:
-    """One sentence a line: breaks after `.`, `!` or `?` (closing quotes included) before a capital or digit.
+    """Breaks lines after `.`, `!` or `?` (closing quotes included) before a capital or digit.
 
     Newlines stay. "Mr. Smith" is broken too, alike in hypothesis and reference.
     """
@@ -60,5 +60,6 @@ def split_sentences(text: str) -> str:
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
-            f"{len(hypotheses)} hypotheses but {len(references)} references: give one each, and at least one"
+            f"`hypotheses` and `references` must be one each, got {len(hypotheses)} hypotheses and "
+            f"{len(references)} references; give at least one"
         )

@@ -5,122 +5,14 @@ Axes: B rows, N positions, K drafted tokens, V vocabulary.
 `process` is the one function that makes a distribution: what is sampled, verified and reported.
 """
 
-import dataclasses
-from collections.abc import Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.types import Context, Options
 
-MAX_INT = np.iinfo(np.int32).max
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: for draft, target and verifier alike
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """What a user asks for; `None` in its place is greedy decoding. Each: one number, or one per row.
-
-    Applied in this order, which is that of Hugging Face's `generate`.
-
-    Attributes:
-      repetition_penalty: above 0; positive logits of ids seen in the output so far, its given
-        prefix and start token included, are divided by it, negative ones multiplied (Keskar et
-        al. 2019, section 4.1).
-      min_new_tokens: no end token is among the first so many tokens.
-      temperature: 0 (below 1e-5) is greedy.
-      top_k: at least 1; keeps the k most likely ids, and what ties with the last of them.
-      top_p: in (0, 1]; keeps an id if the ids more likely than it have less than this probability
-        together (Holtzman et al. 2020, section 3.1); ties are kept or dropped together.
-      min_p: in [0, 1]; keeps an id if it is at least this times as likely as the likeliest.
-
-    Raises:
-      ValueError: an option that is not among these; all such are named.
-
-    >>> options = Sampling(temperature=[0.0, 0.5], top_p=0.9).lay_out(num_rows=2)  # one greedy, one sampled
-    >>> options.temperature.tolist(), options.top_k
-    ([0.0, 0.5], None)
-    """
-
-    temperature: float | Sequence[float] | jax.Array = 1.0
-    top_k: int | Sequence[int] | jax.Array | None = None
-    top_p: float | Sequence[float] | jax.Array | None = None
-    min_p: float | Sequence[float] | jax.Array | None = None
-    repetition_penalty: float | Sequence[float] | jax.Array | None = None
-    min_new_tokens: int | Sequence[int] | jax.Array | None = None
-
-    def __new__(cls, *args: Any, **options: Any) -> "Sampling":
-        refuse_unknown(options.keys() - {field.name for field in dataclasses.fields(cls)})
-        return super().__new__(cls)
-
-    def lay_out(self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None) -> Options:
-        """One entry per row, checked.
-
-        Raises:
-          ValueError: a value that is out of its range or not one per row.
-        """
-        if self.temperature is None:
-            raise ValueError("temperature=None: give numbers; sampling=None is greedy")
-        values = {name: getattr(self, name) for name in _RANGES}
-        values = {
-            name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
-            for name, value in values.items()
-        }
-        return Options(**values, eos_ids=tuple(eos_ids), num_ids=num_ids)
-
-
-# dtype, smallest, whether the smallest itself is allowed, largest
-_RANGES: dict[str, tuple[Any, float, bool, float]] = {
-    "temperature": (jnp.float32, 0.0, True, np.inf),
-    "top_k": (jnp.int32, 1, True, MAX_INT),
-    "top_p": (jnp.float32, 0.0, False, 1.0),
-    "min_p": (jnp.float32, 0.0, True, 1.0),
-    "repetition_penalty": (jnp.float32, 0.0, False, np.inf),
-    "min_new_tokens": (jnp.int32, 0, True, MAX_INT),
-}
-
-
-def refuse_unknown(names: Set[str], what: str = "speculative decoding") -> None:
-    """Raises a ValueError that names all of `names`, if there are any, as unsupported by `what`."""
-    supported = ", ".join(field.name for field in dataclasses.fields(Sampling))
-    misplaced = sorted(name for name in names if name in _RANGES)
-    if misplaced:
-        raise ValueError(f"{', '.join(misplaced)}: give them as sampling=Sampling({misplaced[0]}=...)")
-    if names:
-        raise ValueError(
-            f"{', '.join(sorted(names))}: not supported with {what}; leave out what is "
-            f"not among {supported} (in Sampling)"
-        )
-
-
-def per_row(
-    name: str,
-    value: Any,
-    num_rows: int,
-    dtype: Any,
-    low: float = 0,
-    closed: bool = True,
-    high: float = np.inf,
-) -> jax.Array:
-    """`value` as `[B]` of `dtype`; what is not traced is checked.
-
-    Raises:
-      ValueError: not one number or `num_rows` of them, not whole where `dtype` is, not in
-        `low`..`high` (`low` itself only where `closed`), or not finite.
-    """
-    if not isinstance(value, jax.core.Tracer):
-        array = np.asarray(value)
-        if array.shape not in ((), (num_rows,)):
-            raise ValueError(f"{name} has shape {array.shape}: give one number, or one per row ({num_rows})")
-        if array.dtype.kind not in ("iu" if jnp.issubdtype(dtype, jnp.integer) else "iuf"):
-            raise ValueError(f"{name}={value!r}: give {'whole ' if dtype == jnp.int32 else ''}numbers")
-        above = array >= low if closed else array > low
-        if not np.all(above & (array <= high) & np.isfinite(array)):  # NaN fails as well
-            most = "and finite" if high == np.inf else f"and at most {high:g}"
-            raise ValueError(f"{name}={value}: must be {'at least' if closed else 'above'} {low:g} {most}")
-    return jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
 
 
 class History(NamedTuple):

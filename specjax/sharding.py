@@ -31,7 +31,7 @@ T5_RULES: Rules = (
     (r"/feed_forward/wo$", P("model", None)),  # [F, M]
     (r"/scale$", P()),
 )
-REPLICATED: Rules = ((r"", P()),)  # small networks lie on every device
+REPLICATED: Rules = ((r"", P()),)  # for small networks
 
 
 def join_processes(
@@ -40,41 +40,44 @@ def join_processes(
     """Makes the devices of several processes one set; call it before anything else touches a device.
 
     Args:
-      coordinator: "host:port" of process 0. None: all three are found out, as on a TPU VM, under Slurm
+      coordinator: "host:port" of process 0. None: all three are detected, as on a TPU VM, under Slurm
         or Open MPI (`jax.distributed.initialize`).
       num_processes: how many there are.
       process_id: which this one is, from 0.
 
     Raises:
-      ValueError: only some of the three, or a `process_id` that there is not.
+      ValueError: only some of the three, or a `process_id` out of range.
     """
-    given = [value is not None for value in (coordinator, num_processes, process_id)]
-    shown = f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}"
-    if any(given) and not all(given):
-        raise ValueError(f"{shown}: give all three, or none where they can be found out")
+    given = (coordinator, num_processes, process_id)
+    if None in given and given != (None,) * 3:
+        raise ValueError(
+            f"`coordinator`, `num_processes` and `process_id` must be given together, got {given}; leave all "
+            "out where they can be detected"
+        )
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
-        raise ValueError(f"{shown}: process_id must be in 0..{num_processes - 1}")
+        raise ValueError(f"`process_id` must be in 0..{num_processes - 1}, got {process_id}")
     jax.distributed.initialize(coordinator, num_processes, process_id)
 
 
 def make_mesh(data: int = 1, model: int = 1) -> Mesh:
-    """A mesh of the first `data * model` devices.
+    """Returns a mesh of the first `data * model` devices.
 
     Raises:
       ValueError: a size below 1, fewer devices than that, or devices left out with several processes.
     """
     if not all(isinstance(size, int) and size >= 1 for size in (data, model)):
-        raise ValueError(f"data={data}, model={model}: each must be at least 1, a whole number")
+        raise ValueError(
+            f"`data` and `model` must be whole numbers of at least 1, got data={data}, model={model}"
+        )
     devices = jax.devices()
     if data * model > len(devices):
         raise ValueError(
-            f"data={data} times model={model} needs {data * model} devices, there are {len(devices)}: "
-            "lower one of them"
+            f"`data` times `model` must be at most {len(devices)}, all devices, got {data} * {model}"
         )
     if data * model < len(devices) and jax.process_count() > 1:
         raise ValueError(
-            f"data={data} times model={model} leaves out some of the {len(devices)} devices of "
-            f"{jax.process_count()} processes: use all of them"
+            f"`data` times `model` must be {len(devices)}, all devices of {jax.process_count()} processes, "
+            f"got {data} * {model}"
         )
     return jax.make_mesh(
         (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=devices[: data * model]
@@ -82,23 +85,23 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Everything on every device."""
+    """Returns the placement of whole arrays on every device."""
     return NamedSharding(mesh, P())
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
-    """Axis 0 divided over "data": for every array of a batch."""
+    """Returns the placement of a batch's arrays: axis 0 divided over "data"."""
     return NamedSharding(mesh, P("data"))
 
 
 def of_cache(mesh: Mesh, rules: Rules = T5_RULES) -> NamedSharding:
-    """Of a decoder cache's keys and values `[B, H, ...]`: rows over "data", heads as `rules` divide them."""
+    """Returns the placement of cached keys and values `[B, H, ...]`: rows over "data", heads by `rules`."""
     spec = _find(rules, "decoder_layers_0/attention/q")
     return NamedSharding(mesh, P("data", *spec[1:2]))
 
 
 def mesh_of(params: Any) -> Any:
-    """The mesh that params (or their shapes) lie on; None: not on one of `make_mesh`."""
+    """Returns the mesh that params (or their shapes) lie on; None: not on one of `make_mesh`."""
     for leaf in jax.tree.leaves(params):
         place = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
         if isinstance(place, NamedSharding) and "data" in place.mesh.shape:
@@ -111,8 +114,8 @@ def check_rows(mesh: Mesh, num_rows: int) -> None:
     size = mesh.shape["data"]
     if num_rows % size:
         raise ValueError(
-            f"source_ids has {num_rows} rows, not divisible by the {size} devices of the mesh axis 'data': "
-            f"give a multiple of {size} (prompts times num_samples), or a mesh of fewer"
+            f"`source_ids` must have a multiple of {size} rows (prompts times num_samples), the devices of "
+            f"the mesh axis 'data', got {num_rows}; or use a mesh of fewer"
         )
 
 
@@ -145,7 +148,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """The arrays as numpy arrays, whole in every process; all processes must ask."""
+    """Returns numpy arrays, whole in every process; all processes must call it."""
 
     def one(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -156,7 +159,7 @@ def fetch(tree: Any) -> Any:
 
 
 def _find(rules: Rules, name: str) -> P:
-    """The partition of the first rule that matches a path."""
+    """Returns the partition of the first rule that matches a path."""
     for pattern, spec in rules:
         if re.search(pattern, name):
             return spec
@@ -164,7 +167,7 @@ def _find(rules: Rules, name: str) -> P:
 
 
 def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
-    """The placement of every parameter, in the structure of `params`.
+    """Returns the placement of every parameter, in the structure of `params`.
 
     Args:
       params: nested dicts of arrays, or of their shapes.

@@ -1,13 +1,15 @@
 """Strings to token ids, and back."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax import data
-from specjax.types import FinishReason, Generation, Stats
+from specjax.decode import Generation
+from specjax.round import FinishReason, Stats
 
 MAX_SOURCE_LENGTH = data.SOURCE_BUCKETS[-1]
 _FIELDS = ("token_ids", "log_probs", "processed_log_probs", "finish_reasons")
@@ -44,26 +46,43 @@ def check_prompts(prompts: Any) -> list[str]:
     several = not isinstance(prompts, str | bytes) and hasattr(prompts, "__iter__")
     found = list(prompts) if several else []
     if not found or not all(isinstance(p, str) for p in found):
-        raise ValueError(f'prompts={prompts!r:.80}: give a non-empty list of strings, as in ["a text"]')
+        raise ValueError(
+            f'`prompts` must be a non-empty list of strings, as in ["a text"], got {prompts!r:.80}'
+        )
     return found
 
 
-def check_tokenizers(target: Any, draft: Any) -> None:
-    """Refuses a draft that means other pieces by the same ids.
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """What ids mean. Hashable, compared by digest: networks with equal tokenizers share programs.
 
-    Raises:
-      ValueError: the first id that differs is named.
+    Attributes:
+      digest: of all pieces and their ids.
+      pieces: by id.
     """
-    if draft is None or target is None or draft is target:
+
+    digest: str
+    pieces: Mapping[int, str] = dataclasses.field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Vocabulary":
+        """Returns the vocabulary of a transformers tokenizer."""
+        pieces = dict(sorted((i, piece) for piece, i in tokenizer.get_vocab().items()))
+        return cls(hashlib.sha256(repr(pieces).encode()).hexdigest(), pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+def check_vocabularies(target: Vocabulary | None, draft: Vocabulary | None) -> None:
+    """Raises a ValueError where the same ids mean other pieces; the first id that differs is named."""
+    if target is None or draft is None or target == draft:
         return
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours == theirs:
-        return
-    pieces, others = ({i: piece for piece, i in v.items()} for v in (ours, theirs))
-    first = next(i for i in sorted(pieces.keys() | others.keys()) if pieces.get(i) != others.get(i))
+    ids = sorted(target.pieces.keys() | draft.pieces.keys())
+    first = next(i for i in ids if target.pieces.get(i) != draft.pieces.get(i))
     raise ValueError(
-        f"the draft's tokenizer differs from the target's: id {first} is {others.get(first)!r} there and "
-        f"{pieces.get(first)!r} here; a draft must share the target's tokenizer"
+        f"the draft's tokenizer must be the target's, got id {first} as {draft.pieces.get(first)!r}, in the "
+        f"target {target.pieces.get(first)!r}; load a draft that was trained with the target's tokenizer"
     )
 
 
@@ -77,7 +96,7 @@ def source_ids(tokenizer: Any, prompts: Sequence[str], truncate: bool = False) -
     longest = max(range(len(rows)), key=lambda i: len(rows[i]))
     if len(rows[longest]) > MAX_SOURCE_LENGTH and not truncate:
         raise ValueError(
-            f"prompts[{longest}] has {len(rows[longest])} tokens, over the limit of {MAX_SOURCE_LENGTH}: "
+            f"prompts[{longest}] must have at most {MAX_SOURCE_LENGTH} tokens, got {len(rows[longest])}; "
             "shorten it, or pass truncate=True"
         )
     return [data.truncate(row, MAX_SOURCE_LENGTH) for row in rows]
@@ -94,7 +113,7 @@ def encode_prefixes(
     rows = [""] * num_rows if texts is None else [texts] * num_rows if isinstance(texts, str) else list(texts)
     if len(rows) != num_rows:
         raise ValueError(
-            f"decoder_prefix has {len(rows)} entries: give one text, or one per prompt ({num_rows})"
+            f"`decoder_prefix` must be one text, or one per prompt ({num_rows}), got {len(rows)} entries"
         )
     ids = [tokenizer(row, add_special_tokens=False).input_ids if row else [] for row in rows]
     rows_of_ids = [[start_id, *row] for row in ids]
@@ -103,16 +122,10 @@ def encode_prefixes(
 
 
 def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int], int | None] | None:
-    """Where decoded text first holds one of `strings`, looked for in all of it after every token.
+    """Returns a `decode.StopAt` that ends a row where its decoded text first contains one of `strings`.
 
-    Returns:
-      A `decode.Stop`, or None without strings.
-
-    Raises:
-      ValueError: an empty string.
+    All of the text is searched after every token. None without strings.
     """
-    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
-        raise ValueError(f"stop={strings!r:.80}: give non-empty strings")
     if not strings:
         return None
 

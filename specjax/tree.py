@@ -43,7 +43,7 @@ def check_branching(branching: Sequence[int]) -> None:
     """Raises a ValueError where a drafter's `branching` makes no tree."""
     if not isinstance(branching, tuple) or not branching or min(branching) < 1:
         raise ValueError(
-            f"branching={branching}: give a tuple of the children of each level, each at least 1"
+            f"`branching` must be a tuple of the children of each level, each at least 1, got {branching}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The values that travel through a round, and the callables that make them.
+"""The values that travel through a round, and what makes them: networks, drafters, rules, draws.
 
 Axes, always in this order: B rows, K drafts, N token positions fed to a decoder call or nodes of a
 tree, P of them with children, D depth of a draft, V vocabulary, T cache slots, S source length, M model
@@ -8,77 +8,116 @@ p is the target's distribution, q the draft's. Probabilities are linear, normali
 least float32. Arrays of ids and counts are int32.
 """
 
-import enum
-from typing import Any, NamedTuple, Protocol
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 Params = Any  # a pytree of arrays
-State = Any  # a pytree of arrays that a drafter keeps between rounds
+State = Any  # a pytree of arrays that a drafter keeps between rounds; axis 0 of each is B
 
 
-class Network(Protocol):
-    """An encoder-decoder as pure functions. Hashable and compared by value: it is static.
+class Network(struct.PyTreeNode, abc.ABC):
+    """An encoder-decoder with its params: a target, or a draft model.
 
-    A target and a draft model are both one. A target for drafters that read its layers (see `Drafter`) also
-    has `with_features(layers)`, the same network with those in its features; one on a mesh has a
-    `cache_sharding`, of keys and values `[B, H, ...]`.
+    Params are leaves of the pytree, everything else is static: networks of equal configuration share
+    compiled programs. Every network has `vocab_size`, the V rows of its vocabulary, and `encoded_width`, the
+    M of its encoder output. What follows has defaults.
+
+    Attributes:
+      num_ids: ids that exist, where the vocabulary is padded to more rows; None: all V.
+      pad_id, start_id: what fills a finished row; what the decoder's input begins with.
+      eos_ids: tokens that end a row.
+      vocabulary: what the ids mean, compared by value; None: unknown.
+      mesh: that the params lie on; None: one device.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """V."""
+    if TYPE_CHECKING:  # fields or properties of each network
 
-    @property
-    def encoded_width(self) -> int:
-        """M, of the encoder output."""
+        @property
+        def vocab_size(self) -> int: ...
 
-    def encode(self, params: Params, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
+        @property
+        def encoded_width(self) -> int: ...
+
+        @property
+        def num_ids(self) -> int | None: ...
+
+        @property
+        def pad_id(self) -> int: ...
+
+        @property
+        def start_id(self) -> int: ...
+
+        @property
+        def eos_ids(self) -> tuple[int, ...]: ...
+
+        @property
+        def vocabulary(self) -> Any: ...
+
+        @property
+        def mesh(self) -> jax.sharding.Mesh | None: ...
+
+    else:
+        num_ids, pad_id, start_id, eos_ids, vocabulary, mesh = None, 0, 0, (1,), None, None
+
+    @abc.abstractmethod
+    def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
         """Encodes sources `[B, S]`, padding invisible; returns `[B, S, M]`."""
 
-    def init_cache(self, params: Params, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
-        """An empty cache of `num_slots` slots whose `length` `[B]` is zero."""
+    @abc.abstractmethod
+    def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
+        """Returns an empty cache of `num_slots` slots whose `length` `[B]` is zero."""
 
+    @abc.abstractmethod
     def decode(
-        self, params: Params, cache: Any, tokens: jax.Array, layout: "Layout | None" = None
+        self, cache: Any, tokens: jax.Array, layout: "Layout | None" = None
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Feeds `tokens` `[B, N]`; returns logits `[B, N, V]`, features `[B, N, F]`, cache.
 
-        They go into the slots after the cache's `length`; `layout` says where they stand in the
+        They go into the slots after the cache's `length`; `layout` states where they stand in the
         text and what they see, None that they follow each other (see `tree.layout`).
         """
 
-    def head(self, params: Params, features: jax.Array) -> jax.Array:
-        """Logits `[B, N, V]` of features `[B, N, M]`. Asking for few positions costs for few."""
+    @abc.abstractmethod
+    def head(self, features: jax.Array) -> jax.Array:
+        """Returns logits `[B, N, V]` of features `[B, N, M]`. Few positions cost little."""
+
+    def with_features(self, layers: tuple[int, ...]) -> "Network":
+        """Returns the same network, whose features hold those of decoder layers `layers` too."""
+        if not layers:
+            return self
+        raise ValueError(f"{type(self).__name__} does not return features of layers {layers}")
 
 
 class Draws(Protocol):
-    """Where a round's randomness comes from: keys in production, a script in the proof.
+    """Where a round's randomness comes from: keys in production, a script in exhaustive enumeration.
 
     `stream` tells draws of one round apart (see `draws.Stream`); no two draws of a round
     share a stream and a position. No row's draws depend on another row.
     """
 
     def accept(self, stream: jax.Array, probability: jax.Array) -> jax.Array:
-        """Independent coins, one per stream `[K]`: True with `probability` `[B, K]`."""
+        """Draws independent Bernoulli outcomes, one per stream `[K]`: True with `probability` `[B, K]`."""
 
     def choose(self, stream: jax.typing.ArrayLike, weights: jax.Array) -> jax.Array:
-        """An index in proportion to `weights` `[B, V]`, zero weights never; returns `[B] int32`."""
+        """Draws an index in proportion to `weights` `[B, V]`, zero weights never; returns `[B] int32`."""
 
 
 class Options(struct.PyTreeNode):
     """How logits become a distribution: what `sampling.process` reads. One entry per row.
 
-    An option that no row uses is None, which is static: it costs nothing. `sampling.Sampling` says
-    what each means.
+    An option that no row uses is None, which is static: it costs nothing. `GenerationConfig` states what
+    each means.
 
     Attributes:
       temperature: `[B] float32`; below `sampling.GREEDY_BELOW` a row is greedy.
       repetition_penalty, top_p, min_p: `[B] float32`, or None.
       top_k, min_new_tokens: `[B] int32`, or None.
-      eos_ids: the end tokens, which `min_new_tokens` holds back. Static.
+      eos_ids: the end tokens, which `min_new_tokens` suppresses. Static.
       num_ids: ids that exist; the vocabulary's rows beyond are padding. None: all. Static.
     """
 
@@ -104,7 +143,7 @@ class Context(struct.PyTreeNode):
       encoded: `[B, S, M]`, the target's encoder output.
       options: with logits and `sampling.history` they make a distribution.
       seen: `[B, V] bool`, ids among the committed ones; None where no penalty asks for it.
-      room: `[B]`, tokens that the row may still emit: 0 once it has ended.
+      remaining: `[B]`, tokens that the row may still emit: 0 once it has ended.
     """
 
     tokens: jax.Array
@@ -115,12 +154,12 @@ class Context(struct.PyTreeNode):
     encoded: jax.Array
     options: Options
     seen: jax.Array | None
-    room: jax.Array
+    remaining: jax.Array
 
     @property
     def draft_budget(self) -> jax.Array:
         """`[B]`, drafts that a row has use for: a round emits one token beside them."""
-        return jnp.maximum(self.room - 1, 0)
+        return jnp.maximum(self.remaining - 1, 0)
 
     def window(self, start: jax.Array, width: int) -> jax.Array:
         """`[B, width]` of `tokens`, from `start` `[B]` on; what lies beyond T is the last slot."""
@@ -198,8 +237,25 @@ class Draft(struct.PyTreeNode):
         """The most drafts that can be accepted: K for a chain. Static."""
         return self.tokens.shape[1] if self.tree is None else self.tree.max_depth
 
+    def narrow(self, width: int) -> "Draft":
+        """Returns the draft in `width` positions, which hold all that was proposed; a tree whole or not."""
+        if width == self.tokens.shape[1]:
+            return self
+        assert width == 0 or self.tree is None
+        probs = None if self.probs is None else self.probs[:, :width]
+        return Draft(self.tokens[:, :width], self.num_drafted, probs)
 
-class Verdict(NamedTuple):
+    @property
+    def candidates(self) -> "Draft":
+        """The part of the draft that can be accepted."""
+        if self.num_candidates is None or self.tree is None:
+            return self
+        parents, valid = (x[:, : self.num_candidates] for x in (self.tree.parents, self.tree.valid))
+        tree = self.tree.replace(parents=parents, valid=valid)
+        return self.replace(tokens=self.tokens[:, : self.num_candidates], tree=tree)
+
+
+class AcceptanceResult(NamedTuple):
     """What a rule decides.
 
     Attributes:
@@ -214,30 +270,24 @@ class Verdict(NamedTuple):
     next_token: jax.Array
     path: jax.Array | None = None
 
-    @property
-    def call_positions(self) -> jax.Array:
-        """`[B, max_depth + 1]`, those of the root and of `path`, which there must be."""
-        assert self.path is not None
-        return jnp.pad(self.path, ((0, 0), (1, 0)))
-
 
 class Round(NamedTuple):
-    """What happened in a round, for `Drafter.commit`.
+    """What happened in a round, for `Drafter.commit`. N may be narrower than the drafter's `num_draft`.
 
     Attributes:
       context: the context after the round.
       root: `[B]`, slot and position of the last token committed before it.
       draft: what was proposed.
-      verdict: what was accepted, before cutting at an end token or the length limit.
+      result: what was accepted, before truncation at an end token or the length limit.
       logits: `[B, N + 1, V]` of the target.
       features: `[B, N + 1, F]` of the target.
-      target_probs: `[B, N + 1, V]`, p after each token that is judged; None in the greedy program.
+      target_probs: `[B, N + 1, V]`, p after each token that is verified; None in the greedy program.
     """
 
     context: Context
     root: jax.Array
     draft: Draft
-    verdict: Verdict
+    result: AcceptanceResult
     logits: jax.Array
     features: jax.Array
     target_probs: jax.Array | None
@@ -247,122 +297,143 @@ class Round(NamedTuple):
         """`[B]`, tokens that the round added to the committed ones."""
         return self.context.length - 1 - self.root
 
+    @property
+    def call_positions(self) -> jax.Array:
+        """`[B, D + 1]`, call positions of the root and of what was accepted, 0 beyond a tree's path."""
+        if self.result.path is not None:
+            return jnp.pad(self.result.path, ((0, 0), (1, 0)))
+        order = jnp.arange(self.draft.tokens.shape[1] + 1)[None, :]
+        return jnp.broadcast_to(order, (len(self.root), order.shape[1]))
 
-class Drafter(Protocol):
-    """Proposes tokens. Frozen and hashable: building an equal one again compiles nothing.
 
-    Its arrays arrive as params. `draws` is None in the greedy program: propose argmax ids.
+class Drafter(struct.PyTreeNode, abc.ABC):
+    """Proposes tokens. A pytree: arrays and networks are leaves, numbers and flags are static fields.
 
-    What a drafter may have besides, all static but the last:
-      drafts_trees: True if it drafts trees.
-      widths: a growing tuple that ends with `num_draft`: a target call takes only as many drafts as the
-        first of them that holds all that were proposed. Of trees it is (0, `num_draft`).
-      network: what it runs; its `vocab_size` must be the target's, and the target gives out its
-        `feature_layers`, if it names some.
-      share_encoder: True if its network reads the target's encoder output.
-      min_confidence: see `drafters.chain.draw_up_to`.
-      propose_up_to: `(params, state, context, draws, wanted)`, `propose` of at most `wanted` `[B]` tokens,
-        of a tree all or none: so `controller.adaptive` chooses how many.
+    Building an equal configuration again compiles nothing. Every drafter has `num_draft`, the tokens N that a
+    round drafts at most: K for a chain, the nodes of a tree. What follows has defaults; a drafter overrides
+    what is different.
     """
 
-    @property
-    def num_draft(self) -> int:
-        """N, tokens a round drafts at most: K for a chain, the nodes of a tree. Static."""
+    if TYPE_CHECKING:  # a field or a property of each drafter
+
+        @property
+        def num_draft(self) -> int: ...
 
     @property
     def max_depth(self) -> int:
-        """The most of them that can be accepted; for a chain K. Static."""
+        """The most drafts that can be accepted in a round; for a chain K."""
+        return self.num_draft
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> State:
-        """The state before the first round; `prefix_width` static: no row has more ids yet.
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that can be accepted; the others ride along in the target call."""
+        return self.num_draft
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether it drafts trees, which are drafted whole or not at all."""
+        return False
+
+    @property
+    def call_widths(self) -> tuple[int, ...]:
+        """Growing numbers of drafts that a target call may have room for; the last is `num_draft`.
+
+        A round takes the first that holds all that was proposed, and each is compiled. Of trees they are
+        (0, `num_draft`).
+        """
+        return (self.num_draft,)
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether rounds may go by without a draft, as an adaptive length asks for."""
+        return True
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Decoder layers of the target whose features it reads beside the last hidden state."""
+        return ()
+
+    @property
+    def vocabulary(self) -> Any:
+        """What its ids mean, as of `types.Network`; None: it has no ids of its own."""
+        return None
+
+    @property
+    def own_params(self) -> Any:
+        """The arrays that it adds to the target's: a pytree."""
+        return self
+
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if the drafter cannot draft for `target`."""
+
+    def with_min_confidence(self, min_confidence: float) -> "Drafter":
+        """Returns the drafter whose rows stop early by it; see `chain.draft_chain`."""
+        raise ValueError(
+            f"`min_confidence` must be left out for {type(self).__name__}, which does not draft step by "
+            f"step, got {min_confidence}"
+        )
+
+    @abc.abstractmethod
+    def init(self, context: Context, prefix_width: int) -> State:
+        """Returns the state before the first round; `prefix_width` static: no row has more ids yet.
 
         Axis 0 of every array of it is B: rows are exchanged for others (`corpus`).
         """
 
-    def propose(
-        self, params: Params, state: State, context: Context, draws: Draws | None
-    ) -> tuple[Draft, State]:
-        """Drafts for every row."""
+    def choose_length(self, state: State, context: Context) -> jax.Array | None:
+        """Returns `[B]`, the most tokens that each row drafts in this round, 0 among them.
 
-    def commit(self, params: Params, state: State, round: Round) -> State:
-        """The state for the next round, after what the target accepted."""
-
-
-class AcceptanceRule(Protocol):
-    """Keeps a path of a draft and chooses the token after it. Frozen, hashable, stateless."""
-
-    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> Verdict:
-        """Judges `draft` by `target_probs` `[B, N + 1, V]`, p after each token of the call."""
-
-
-class FinishReason(enum.IntEnum):
-    """Why a row ended; RUNNING while it has not."""
-
-    RUNNING = 0
-    EOS = 1
-    LENGTH = 2
-    NONFINITE = 3
-    STOP = 4
-
-
-class Stats(struct.PyTreeNode):
-    """Counts per row, of committed tokens only: nothing after a row's end is counted.
-
-    Attributes:
-      num_rounds: `[B]`, target calls.
-      num_drafted: `[B]`, proposed tokens.
-      tested: `[B, K]`, rounds in which a draft at this position (depth of a tree) was judged.
-      accepted: `[B, K]`, rounds in which one was accepted (and committed).
-      num_emitted: `[B]`, committed tokens.
-    """
-
-    num_rounds: jax.Array
-    num_drafted: jax.Array
-    tested: jax.Array
-    accepted: jax.Array
-    num_emitted: jax.Array
-
-    @property
-    def tau(self) -> jax.Array:
-        """Tokens per target call, `[B]`; nan without calls."""
-        return self.num_emitted / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
-
-    @property
-    def accepted_per_round(self) -> jax.Array:
-        """Accepted drafts per target call, `[B]`; nan without calls. For every rule, and for trees."""
-        return self.accepted.sum(-1) / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
-
-    @property
-    def alpha(self) -> jax.Array:
-        """Accepted over tested drafts, `[B]`; nan when none was tested.
-
-        An estimate of the mean of sum min(p, q) for chains under the token-wise rule only.
+        None, which is static: every row drafts all it can in every round.
         """
-        tested = self.tested.sum(-1)
-        return self.accepted.sum(-1) / jnp.where(tested > 0, tested, jnp.nan)
+        del state, context
+        return None
 
-    def total(self) -> "Stats":
-        """The sums over rows, as if they were one row."""
-        return jax.tree.map(lambda x: x.sum(0, keepdims=True), self)
+    @abc.abstractmethod
+    def propose(
+        self, state: State, context: Context, draws: Draws | None, max_length: jax.Array | None
+    ) -> tuple[Draft, State]:
+        """Drafts for every row.
+
+        Args:
+          state: of the drafter.
+          context: what was committed.
+          draws: the round's randomness; None in the greedy program: propose argmax ids.
+          max_length: `[B]`, of `choose_length`; some row's is above 0. What is drafted beyond it is cut off
+            by the round, so it only saves work. None: all.
+        """
+
+    def skip(self, state: State, context: Context) -> State:
+        """Returns the state after a round in which no row drafts; `propose` is not called."""
+        del context
+        return state
+
+    @abc.abstractmethod
+    def commit(self, state: State, round: Round) -> State:
+        """Returns the state for the next round, after what the target accepted."""
 
 
-class Generation(struct.PyTreeNode):
-    """What `generate` returns.
+@dataclasses.dataclass(frozen=True)
+class AcceptanceRule(abc.ABC):
+    """Keeps a path of a draft and chooses the token after it. Frozen, hashable, stateless.
 
-    Attributes:
-      tokens: `[B, bucket]` emitted ids, without start token and prefix; the end token is kept,
-        the pad id follows.
-      log_probs: `[B, bucket] float32`, log softmax of the target's raw logits at each; 0 after.
-      processed_log_probs: `[B, bucket] float32`, log of the distribution sampled from (0 for greedy
-        rows, whose distribution is one-hot); 0 after.
-      length: `[B]` number of emitted ids.
-      finish_reason: `[B]`, a `FinishReason`.
-      stats: counts per row.
+    A rule of one's own inherits from this class and declares what is true of it.
     """
 
-    tokens: jax.Array
-    log_probs: jax.Array
-    processed_log_probs: jax.Array
-    length: jax.Array
-    finish_reason: jax.Array
-    stats: Stats
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the output is known to keep the target's distribution."""
+        return False
+
+    @property
+    def verifies_trees(self) -> bool:
+        """Whether the rule takes trees beside chains."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return type(self).__name__
+
+    @abc.abstractmethod
+    def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
+        """Verifies `draft` by `target_probs` `[B, N + 1, V]`, p after each token of the call."""

@@ -1,184 +1,169 @@
-"""The rules, through the real rounds: the exact law, and the faults that must spoil it."""
+"""The rules, through the library's rounds: the exact distribution, and the faults that must spoil it."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law, law_cases, sampled_law
-from experiments.law_cases import Case
-from experiments.planted_bugs import BUGS, CHAIN, GREEDY, GREEDY_TREE, TWIN, planted
-from specjax import acceptance, rounds, sampling
-from specjax.drafters.prompt_lookup import PromptLookupDrafter
+from experiments.exactness import cases, drawn, faults
+from experiments.exactness.cases import Case, options
+from experiments.exactness.faults import CHAIN, FAULTS
+from experiments.exactness.toys import ToyNetwork
+from specjax import acceptance, sampling
+from specjax.drafters import ModelDrafter
 from specjax.draws import KeyDraws, Stream
-from specjax.sampling import Sampling
 from specjax.types import Draft, Options, Tree
 
 TELLING_P = np.array([0.2, 0.4, 0.3, 0.1])
 TELLING_Q = np.array([0.6, 0.25, 0.1, 0.05])
 
+
 # `experiments.losslessness` enumerates every combination; here stand the token-wise rule with all of
 # them, and for the other rules what they treat differently, and all options at once.
-CASES = {
-    key: case
-    for key, case in law_cases.all_cases().items()
-    if key[0] in ("speculative", "none")
-    or key[2] == "prefix, end tokens, all options"
-    or key[1:] == ("chain of 2", "temperature 0.6")
-    or key[1] in ("3 drafts of 3", "2 argmax drafts", *law_cases.TREES_OF_OTHERS)
-    or (key[1].startswith("tree 2x1, ") and "all options" not in key[1])
-    or key[1] == "tree 2x1, all options, without replacement"
-}
+def _is_run(rule, drafter, options):
+    if rule in ("speculative", "none") or options == "prefix, end tokens, all options":
+        return True
+    if drafter.startswith("tree "):
+        return drafter.startswith("tree 2x1, ") and "all options, with " not in drafter
+    if drafter in ("3 drafts of 3", "2 argmax drafts", "chain of 2"):
+        return drafter != "chain of 2" or options == "temperature 0.6"
+    return ("speculative", drafter, options) not in cases.all_cases()  # other trees
 
 
-def law_of(case: Case) -> exact_law.Law:
-    """The law of a case without a fault, enumerated once for all tests that ask for it."""
-    return _law_of(dataclasses.replace(case, rule=None), case.rule())
-
-
-@functools.cache
-def _law_of(case: Case, rule) -> exact_law.Law:
-    """Cases whose functions give one rule are one case."""
-    return dataclasses.replace(case, rule=lambda: rule).run()
-
-
-greedy_paths_of = functools.cache(Case.greedy_paths)  # without a fault, as above
+CASES = {key: case for key, case in cases.all_cases().items() if _is_run(*key)}
 
 
 @pytest.mark.parametrize("key", CASES, ids="-".join)
-def test_output_law_equals_target(key):
+def test_output_distribution_is_the_targets(key):
     """Every lossless rule with every option."""
     case = CASES[key]
-    law = law_of(case)
-    assert exact_law.law_error(law.probability, case.target_law()) < case.bar
-    if case.branching and case.options.temperature:
-        assert 0.1 < law.num_accepted / law.num_tested  # both branches were taken
-        assert law.num_accepted / law.num_tested < 1 - 1e-3 or case.is_tree or len(set(case.branching)) > 1
+    outputs, drafter = case.outputs(), case.drafter()
+    assert case.rule.is_lossless
+    assert case.error() < case.bar
+    if drafter is not None and case.config.temperature:
+        share = outputs.num_accepted / outputs.num_tested
+        assert 0.1 < share  # both branches were taken
+        assert share < 1 - 1e-3 or drafter.drafts_trees
 
 
-@pytest.mark.parametrize("key", law_cases.lossy_cases())
+@pytest.mark.parametrize("key", cases.lossy_cases(), ids="-".join)
 def test_lossy_rule_is_seen_to_be_lossy(key):
-    case = law_cases.lossy_cases()[key]
-    assert not acceptance.is_lossless(case.rule())
+    case = cases.lossy_cases()[key]
+    assert not case.rule.is_lossless
     assert case.error() > 1e-2
 
 
 def test_lenience_raises_no_probability_by_more_than_its_inverse():
     """Leviathan et al. 2023, appendix A.5: of the first token."""
-    case = dataclasses.replace(CHAIN, rule=lambda: acceptance.Lenient(0.5), num_tokens=1)
-    law, target = case.run().probability, case.target_law()
-    assert all(law[key] <= target[key] / 0.5 + 1e-12 for key in law)
+    case = dataclasses.replace(CHAIN, rule=acceptance.Lenient(0.5), num_tokens=1)
+    outputs, expected = case.outputs().probability, case.expected()
+    assert all(outputs[key] <= expected[key] / 0.5 + 1e-12 for key in outputs)
 
 
-@pytest.mark.parametrize("branching", [(1, 1), (2, 1)])
-def test_twin_draft_is_always_accepted(branching):
+@pytest.mark.parametrize("name", ["model", "model tree", "staged"])
+def test_draft_equal_to_the_target_is_always_accepted(name):
     """A draft cache that lacks or garbles a token would be rejected sometimes."""
-    case = dataclasses.replace(TWIN, branching=branching, num_tokens=3)
-    law = case.run(twin=True)
-    assert exact_law.law_error(law.probability, case.target_law()) < 1e-12
-    assert abs(law.num_accepted - law.num_tested) < 1e-12
+    case = Case(cases.of(name), num_tokens=3)
+    outputs = case.outputs(twin=True)
+    assert case.error(twin=True) < 1e-12
+    assert abs(outputs.num_accepted - outputs.num_tested) < 1e-12
 
 
 def test_block_verification_accepts_at_least_as_much_as_the_token_wise_rule():
     """Sun et al. 2024, theorem 2: on random pairs of four spreads, first round; equal at temperature 0."""
-    gains = []
-    for seed in range(12):
-        options = Sampling(temperature=[0.4, 0.7, 1.0, 1.5][seed % 4])
-        accepted = []
-        for rule in (acceptance.speculative, acceptance.block):
-            case = Case(rule=lambda rule=rule: rule, options=options, num_tokens=1, branching=(1, 1, 1))
-            tables = [exact_law.random_table(s, 3, dtype=np.float64) for s in (10 + seed, 50 + seed)]
-            with jax.enable_x64(True):
-                law = exact_law.exact_law(
-                    case.program(), rounds.AllParams(*tables), law_cases.SOURCE, 1, options
-                )
-            accepted.append(law.num_accepted)
+    rules, gains = (acceptance.speculative, acceptance.block), []
+    for index in range(12):
+        config = options(temperature=[0.4, 0.7, 1.0, 1.5][index % 4])
+        case = Case(cases.of("model", 3), config=config, num_tokens=1, seed=10 + 2 * index)
+        accepted = [dataclasses.replace(case, rule=rule).outputs().num_accepted for rule in rules]
         gains.append(accepted[1] / accepted[0])
     assert min(gains) > 1 - 1e-12 and np.mean(gains) > 1.02
-    zero = [
-        dataclasses.replace(TWIN, rule=rule, options=Sampling(temperature=0.0)).run().num_accepted
-        for rule in (law_cases.RULES["speculative"], law_cases.RULES["block"])
-    ]
-    assert zero[0] == zero[1]
+    zero = Case(config=options(temperature=0.0))
+    accepted = [dataclasses.replace(zero, rule=rule).outputs().num_accepted for rule in rules]
+    assert accepted[0] == accepted[1]
 
 
-def test_draft_that_is_not_a_number_keeps_the_law(monkeypatch):
+def test_draft_that_is_not_a_number_keeps_the_distribution():
     """A draft that overflows costs speed, not exactness."""
-    table = TWIN.params().target
-    broken = rounds.AllParams(table, np.full_like(table, np.nan))
-    expected = TWIN.target_law()
-    monkeypatch.setattr(Case, "params", lambda self, twin: broken)
-    assert exact_law.law_error(TWIN.run().probability, expected) < 1e-12
+    nans = lambda toys: ToyNetwork(np.full_like(toys.draft.table, np.nan))  # noqa: E731
+    assert Case(lambda toys: ModelDrafter(nans(toys), 2)).error() < 1e-12
 
 
-@pytest.mark.parametrize("case", [GREEDY, GREEDY_TREE], ids=["chain", "tree"])
-def test_greedy_program_follows_the_targets_argmax(case):
-    assert all(tokens == path for tokens, path in greedy_paths_of(case))
+# ---- faults
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_planted_bug_is_caught(name):
-    bug = BUGS[name]
-    with planted(bug):
-        match bug.shows:
-            case "law":
-                assert bug.case.error() > 1e-6  # a million times what passes
-            case "raises":
-                with pytest.raises((ValueError, TypeError), match="drawn twice in one round|incompatible"):
-                    bug.case.run()
-            case "twin":
-                law = bug.case.run(twin=True)  # only the speed suffers
-                assert exact_law.law_error(law.probability, bug.case.target_law()) < 1e-12
-                assert law.num_accepted < 0.99 * law.num_tested
-            case "greedy":
-                assert any(tokens != path for tokens, path in bug.case.greedy_paths())
-            case "sampled":
-                assert sampled_law.sampled_test(bug.case, num=2**16).p_value < 1e-3
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_caught(name):
+    fault = FAULTS[name]
+    fails, value, words = faults.check(fault.case, fault.shows, fault.one_round)
+    assert fails
+    match fault.shows:
+        case "distribution":
+            assert value > 1e-6  # a million times what passes
+        case "raises":
+            assert value is None and ("is drawn from twice" in words or "incompatible" in words)
+        case "twin":
+            assert words == "draft equal to the target is rejected" and value > 0.01  # only the speed suffers
 
 
-CONTROLS = list(dict.fromkeys((bug.shows, bug.case) for bug in BUGS.values()))
+CONTROLS = list(dict.fromkeys((fault.case, fault.shows) for fault in FAULTS.values()))
 
 
-@pytest.mark.parametrize("shows, case", CONTROLS, ids=[f"{i}-{s}" for i, (s, _) in enumerate(CONTROLS)])
-def test_without_a_fault_the_check_that_catches_it_passes(shows, case):
+@pytest.mark.parametrize("case, shows", CONTROLS, ids=[f"{i}-{s}" for i, (_, s) in enumerate(CONTROLS)])
+def test_without_a_fault_the_check_that_catches_it_passes(case, shows):
     """Else a planted fault would be caught for no reason."""
-    if shows == "greedy":
-        assert all(tokens == path for tokens, path in greedy_paths_of(case))
-    elif shows == "twin":
-        law = case.run(twin=True)
-        assert law.num_accepted > (1 - 1e-9) * law.num_tested
-    elif shows == "sampled":
-        assert sampled_law.sampled_test(case, num=2**16).p_value > 1e-3
-    else:
-        assert exact_law.law_error(law_of(case).probability, case.target_law()) < case.bar
+    fails, value, _ = faults.check(case, shows)
+    assert not fails
+    assert shows != "twin" or value < 1e-9
 
 
-@pytest.mark.parametrize("case", [CHAIN, dataclasses.replace(CHAIN, options=Sampling(top_k=2))])
-def test_drawn_samples_of_cut_and_ended_rows_have_the_targets_law(case):
-    assert sampled_law.sampled_test(case, num=2**16).p_value > 1e-3
+UNCHANGED = {
+    "function": faults.with_function(sampling, "residual", lambda residual: residual),
+    "rule": faults.with_next_weights(lambda weights, draft, target_probs, num_accepted: weights),
+    "chances": faults.with_chances(lambda chance, p, q: chance),
+    "residual": faults.residual_at(),
+    "drafter": faults.with_draft(lambda draft, inner, state, context: draft),
+    "draws": faults.with_draws(lambda state, draws: faults.on_streams(lambda stream: stream)(draws)),
+    "state": faults.then(lambda before, after: after),
+}
 
 
-def test_g_tests_of_several_laws_add_up():
-    """Degrees of freedom are counted law by law: under the null, p is uniform."""
-    random, law = np.random.default_rng(0), np.full(6, 1 / 6)
+@pytest.mark.parametrize("seam", UNCHANGED)
+def test_seam_that_changes_nothing_keeps_the_distribution(seam):
+    """What is caught is the fault, not how it was planted."""
+    assert not faults.check(CHAIN, "distribution", UNCHANGED[seam])[0]
+
+
+# ---- drawn samples
+
+
+@pytest.mark.parametrize("more", [{}, dict(top_k=2)], ids=["plain", "top-k"])
+def test_drawn_samples_of_cut_and_ended_rows_have_the_targets_distribution(more):
+    case = dataclasses.replace(CHAIN, config=dataclasses.replace(CHAIN.config, **more))
+    assert drawn.toy_test(case).p_value > 1e-3
+
+
+def test_g_tests_of_several_distributions_add_up():
+    """Degrees of freedom are counted one by one: under the null, p is uniform."""
+    random, probs = np.random.default_rng(0), np.full(6, 1 / 6)
     p_values = [
-        sampled_law.combined(
-            [sampled_law.g_test(random.multinomial(600, law), law) for _ in range(3)]
-        ).p_value
+        drawn.combined([drawn.g_test(random.multinomial(600, probs), probs) for _ in range(3)]).p_value
         for _ in range(2000)
     ]
     assert abs(np.mean(np.array(p_values) < 0.05) - 0.05) < 5 * np.sqrt(0.05 * 0.95 / 2000)
 
 
 def test_g_test_pools_rare_cells_and_rejects_the_impossible():
-    law = np.array([0.5, 0.3, 0.2 - 2e-4, 1e-4, 1e-4])
-    result = sampled_law.g_test(np.array([5000, 3000, 1998, 1, 1.0]), law)
+    probs = np.array([0.5, 0.3, 0.2 - 2e-4, 1e-4, 1e-4])
+    result = drawn.g_test(np.array([5000, 3000, 1998, 1, 1.0]), probs)
     assert result.num_cells == 3 and result.p_value > 0.9
-    assert sampled_law.g_test(np.array([5200, 2800, 2000, 0, 0.0]), law).p_value < 1e-3
-    assert sampled_law.g_test(np.array([50.0, 50, 1]), np.array([0.5, 0.5, 0.0])).p_value == 0
+    assert drawn.g_test(np.array([5200, 2800, 2000, 0, 0.0]), probs).p_value < 1e-3
+    assert drawn.g_test(np.array([50.0, 50, 1]), np.array([0.5, 0.5, 0.0])).p_value == 0
+
+
+# ---- pieces
 
 
 def test_residual_keeps_where_the_target_is_above():
@@ -198,8 +183,8 @@ def test_residual_of_equal_distributions_is_the_distribution():
     [([1, 0, 1, 0], 4, 1), ([1, 1, 1, 1], 4, 4), ([0, 1, 1, 1], 4, 0), ([1, 1, 1, 1], 2, 2), ([], 0, 0)],
 )
 def test_accepted_is_the_leading_run(accepted, num_drafted, expected):
-    coins = jnp.asarray([accepted], bool)
-    assert acceptance.leading_run(coins, jnp.asarray([num_drafted]))[0] == expected
+    outcomes = jnp.asarray([accepted], bool)
+    assert acceptance.leading_run(outcomes, jnp.asarray([num_drafted]))[0] == expected
 
 
 def _draft(tokens, q):
@@ -208,7 +193,7 @@ def _draft(tokens, q):
     return Draft(tokens, jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32), probs)
 
 
-def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
+def test_acceptance_rate_and_distribution_of_the_telling_pair_with_keys():
     """With the keys of production: 2^16 rows, every count within 5 sigma."""
     num = 2**16
     seeds, zero = jnp.arange(num, dtype=jnp.uint32), jnp.zeros(num, jnp.int32)
@@ -219,8 +204,8 @@ def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
         p, q = (jnp.broadcast_to(jnp.asarray(x, jnp.float32)[None], (num, 4)) for x in (TELLING_P, TELLING_Q))
         token = draws.choose(Stream.DRAFT.at(0), q)
         draft = Draft(token[:, None], jnp.ones(num, jnp.int32), q[:, None])
-        verdict = acceptance.speculative(draws, draft, jnp.stack([p, p], axis=1))
-        return verdict.num_accepted, jnp.where(verdict.num_accepted > 0, token, verdict.next_token)
+        result = acceptance.speculative(draws, draft, jnp.stack([p, p], axis=1))
+        return result.num_accepted, jnp.where(result.num_accepted > 0, token, result.next_token)
 
     num_accepted, first = (np.asarray(x) for x in sample())
     assert abs(num_accepted.mean() - 0.6) < 5 * np.sqrt(0.6 * 0.4 / num)
@@ -228,28 +213,32 @@ def test_acceptance_rate_and_law_of_the_telling_pair_with_keys():
     assert np.all(np.abs(frequency - TELLING_P) < 5 * np.sqrt(TELLING_P * (1 - TELLING_P) / num))
 
 
-def _deterministic_law(p, token):
-    """The first token's law under a one-hot draft, by script."""
-    outcomes = exact_law.round_script(PromptLookupDrafter(1), len(p))
-    rows = len(outcomes[int(Stream.NEXT.at(0))])
-    draws = exact_law.ScriptedDraws(outcomes)
-    target = jnp.broadcast_to(jnp.asarray(p, jnp.float32)[None, None], (rows, 2, len(p)))
-    verdict = acceptance.speculative(draws, _draft([[token]] * rows, None), target)
-    first = np.where(np.asarray(verdict.num_accepted) > 0, token, verdict.next_token)
-    return np.bincount(first, draws.probability, len(p))
+class Rejects:
+    """Draws that never accept; what they were asked for is kept."""
+
+    def accept(self, stream, probability):
+        self.chance = np.asarray(probability)[0, 0]
+        return jnp.zeros(probability.shape, bool)
+
+    def choose(self, stream, weights):
+        self.next = np.asarray(weights / weights.sum())[0]
+        return jnp.zeros(len(weights), jnp.int32)
 
 
 @pytest.mark.parametrize("token", [0, 1, 2, 3])
-def test_deterministic_draft_keeps_the_law(token):
-    """A one-hot q."""
-    np.testing.assert_allclose(_deterministic_law(TELLING_P, token), TELLING_P, atol=1e-6)
+def test_deterministic_draft_keeps_the_distribution(token):
+    """A one-hot q: the draft with its probability of acceptance, else what replaces it."""
+    draws, p = Rejects(), jnp.asarray(TELLING_P, jnp.float32)
+    acceptance.speculative(draws, _draft([[token]], None), jnp.stack([p, p])[None])
+    first = draws.chance * np.eye(4)[token] + (1 - draws.chance) * draws.next
+    np.testing.assert_allclose(first, TELLING_P, atol=1e-6)
 
 
 def test_greedy_takes_the_argmax_after_the_first_mismatch():
     """A wrong first draft gives the target's argmax there and no accepted draft."""
-    verdict = acceptance.greedy(_draft([[1], [5]], None), jnp.asarray([[5, 7], [5, 7]]))
-    assert verdict.num_accepted.tolist() == [0, 1]
-    assert verdict.next_token.tolist() == [5, 7]
+    result = acceptance.match_argmax(_draft([[1], [5]], None), jnp.asarray([[5, 7], [5, 7]]))
+    assert result.num_accepted.tolist() == [0, 1]
+    assert result.next_token.tolist() == [5, 7]
 
 
 def test_zero_temperature_accepts_the_argmax_only():
@@ -265,17 +254,17 @@ def test_zero_temperature_accepts_the_argmax_only():
         target, drafted = (sampling.process(jnp.repeat(x, num, axis=0), options, history) for x in (p, q))
         token = draws.choose(Stream.DRAFT.at(0), drafted[:, 0])
         draft = Draft(token[:, None], jnp.ones(num, jnp.int32), drafted)
-        verdict = acceptance.speculative(draws, draft, jnp.concatenate([target, target], axis=1))
-        return jnp.where(verdict.num_accepted > 0, token, verdict.next_token)
+        result = acceptance.speculative(draws, draft, jnp.concatenate([target, target], axis=1))
+        return jnp.where(result.num_accepted > 0, token, result.next_token)
 
     assert np.all(np.asarray(sample()) == 1)
 
 
-# ---- verdicts by hand
+# ---- results by hand
 
 
-def _verdicts(rule, num=512, num_nodes=3, num_entries=5, topology=None, **draft_options):
-    """Verdicts of a rule on many random drafts, each row its own noise."""
+def _results(rule, num=512, num_nodes=3, num_entries=5, topology=None, **draft_options):
+    """What a rule decides on many random drafts, each row its own noise."""
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(num_entries), (2, num, num_nodes + 1)).astype(np.float32)
     tokens = rng.integers(0, num_entries, (num, num_nodes)).astype(np.int32)
@@ -289,25 +278,21 @@ def _verdicts(rule, num=512, num_nodes=3, num_entries=5, topology=None, **draft_
 
 def test_tree_rule_on_a_chain_equals_the_chain_rule():
     """Row by row, with the same noise."""
-    chain, tree_rule = _verdicts(acceptance.speculative), _verdicts(acceptance.multi_round)
+    chain, tree_rule = _results(acceptance.speculative), _results(acceptance.multi_round)
     assert tree_rule.path is None
     np.testing.assert_array_equal(tree_rule.num_accepted, chain.num_accepted)
     np.testing.assert_array_equal(tree_rule.next_token, chain.next_token)
     assert len(np.unique(chain.num_accepted)) == 4
-    deterministic = [_verdicts(rule, probs=None) for rule in (acceptance.speculative, acceptance.multi_round)]
-    np.testing.assert_array_equal(*(verdict.num_accepted for verdict in deterministic))
-    np.testing.assert_array_equal(*(verdict.next_token for verdict in deterministic))
+    deterministic = [_results(rule, probs=None) for rule in (acceptance.speculative, acceptance.multi_round)]
+    np.testing.assert_array_equal(*(result.num_accepted for result in deterministic))
+    np.testing.assert_array_equal(*(result.next_token for result in deterministic))
 
 
-@pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.block, acceptance.multi_round])
+@pytest.mark.parametrize("rule", cases.RULES.values(), ids=cases.RULES)
 def test_no_rule_accepts_more_than_was_drafted(rule):
-    verdict = _verdicts(rule, num_drafted=jnp.arange(512) % 4)
-    assert (np.asarray(verdict.num_accepted) <= np.arange(512) % 4).all()
-    assert len(np.unique(verdict.num_accepted)) == 4
-
-
-def _one_hot(ids, num_entries=6):
-    return jax.nn.one_hot(jnp.asarray(ids), num_entries)
+    result = _results(rule, num_drafted=jnp.arange(512) % 4)
+    assert (np.asarray(result.num_accepted) <= np.arange(512) % 4).all()
+    assert len(np.unique(result.num_accepted)) == 4
 
 
 #            root
@@ -323,13 +308,20 @@ def test_greedy_walk_takes_the_matching_child_and_no_padding():
     """One row per outcome: two levels, one level, padding only."""
     target_ids = jnp.asarray([[1, 5, 0, 0, 0, 3, 0], [2, 0, 5, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0, 0]])
     draft = Draft(NODES, jnp.asarray([5, 5, 5]), None, TREE)
-    verdict = acceptance.greedy(draft, target_ids)
-    assert verdict.num_accepted.tolist() == [2, 1, 0]
-    assert verdict.path.tolist() == [[1, 5], [2, 0], [0, 0]]
-    assert verdict.next_token.tolist() == [3, 5, 3]
     keyed = KeyDraws.of_round(jnp.arange(3, dtype=jnp.uint32), jnp.zeros(3, jnp.int32))
-    sampled = acceptance.speculative(keyed, draft, _one_hot(target_ids))
-    jax.tree.map(np.testing.assert_array_equal, sampled, verdict)
+
+    @jax.jit
+    def results():
+        rules = (acceptance.speculative, acceptance.greedy)
+        sampled = [rule(keyed, draft, jax.nn.one_hot(target_ids, 6)) for rule in rules]
+        return acceptance.match_argmax(draft, target_ids), sampled
+
+    result, sampled = results()
+    assert result.num_accepted.tolist() == [2, 1, 0]
+    assert result.path.tolist() == [[1, 5], [2, 0], [0, 0]]
+    assert result.next_token.tolist() == [3, 5, 3]
+    for other in sampled:
+        jax.tree.map(np.testing.assert_array_equal, other, result)
 
 
 def test_typical_keeps_the_longest_path_of_likely_enough_tokens():
@@ -341,21 +333,21 @@ def test_typical_keeps_the_longest_path_of_likely_enough_tokens():
     probs[1, 0] = [0.95, 0.05, 0, 0, 0, 0]  # entropy .2, threshold .09: .05 fails
     probs[2, 0] = [0, 1, 0, 0, 0, 0]
     probs[2, 1] = [0, 0, 0, 0, 0.2, 0.8]  # both grandchildren pass: the first
-    verdict = acceptance.Typical()(None, Draft(NODES, jnp.asarray([5] * 3), None, TREE), jnp.asarray(probs))
-    assert verdict.num_accepted.tolist() == [2, 0, 2]
-    assert verdict.path.tolist() == [[2, 6], [0, 0], [1, 4]]
-    assert verdict.next_token.tolist() == [0, 0, 0]
+    result = acceptance.Typical()(None, Draft(NODES, jnp.asarray([5] * 3), None, TREE), jnp.asarray(probs))
+    assert result.num_accepted.tolist() == [2, 0, 2]
+    assert result.path.tolist() == [[2, 6], [0, 0], [1, 4]]
+    assert result.next_token.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     "build, words",
     [
-        (lambda: acceptance.Lenient(0.0), "lenience=0.0"),
-        (lambda: acceptance.Lenient(1.5), "lenience=1.5"),
-        (lambda: acceptance.Typical(epsilon=0.0), "epsilon=0.0"),
-        (lambda: acceptance.Typical(delta=-1.0), "delta=-1.0"),
+        (lambda: acceptance.Lenient(0.0), "`lenience` .* got 0.0"),
+        (lambda: acceptance.Lenient(1.5), "`lenience` .* got 1.5"),
+        (lambda: acceptance.Typical(epsilon=0.0), "`epsilon` .* got 0.0"),
+        (lambda: acceptance.Typical(delta=-1.0), "`delta` .* got -1.0"),
     ],
 )
-def test_rule_out_of_range_is_refused(build, words):
+def test_rule_out_of_range_raises(build, words):
     with pytest.raises(ValueError, match=words):
         build()

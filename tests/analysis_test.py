@@ -8,7 +8,6 @@ import pytest
 
 from specjax import analysis
 from specjax.models import convert, t5
-from specjax.models.config import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_the_rest_of_table_4_lies_within_the_rounding_of_its_alpha_and_c(alpha, 
     assert theorem_3_8(alpha + 0.005, num_draft, c - 0.005) == printed
 
 
-def test_a_dear_verification_and_an_overhead_count():
+def test_expensive_verification_and_overhead_count():
     assert analysis.predicted_speedup(3.0, 5, c=0.1, v=1.4, o=0.1) == pytest.approx(1.5)
 
 
@@ -162,8 +161,8 @@ def test_positions_that_differ_are_multiplied():
 
 
 def test_a_decoder_call_reads_what_a_t5_has():
-    """Against the parameters themselves: all of decoder and head but what is read once per source."""
-    config = dataclasses.replace(PRESETS["t5-v1_1-small"], num_decoder_layers=3)
+    """Against the parameters themselves: all of decoder and head except what is read once per source."""
+    config = dataclasses.replace(t5.PRESETS["t5-v1_1-small"], num_decoder_layers=3)
     leaves = jax.tree_util.tree_leaves_with_path(convert.shapes(config))
     sizes = {jax.tree_util.keystr(path): x.size for path, x in leaves}
     read = sum(

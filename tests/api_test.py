@@ -1,13 +1,13 @@
-"""The text-level face, on a tiny random T5 and a tokenizer of single letters."""
+"""The text level, on a tiny random T5 and a tokenizer of single letters."""
 
-import dataclasses
-
+import jax
 import numpy as np
 import pytest
 
 import specjax
 from specjax import api, drafters, texts
-from specjax.drafters import BoundDrafter, ModelDrafter
+from specjax.drafters import ModelDrafter
+from specjax.generation_config import row_seeds
 from specjax.loading import Model
 from tests.text_model import CONFIG, PIECES, PROMPTS, Letters, random_model
 
@@ -50,13 +50,30 @@ def test_output_lists_agree_with_one_another(outputs):
 
 def test_samples_of_all_prompts_use_seeds_of_their_own():
     """No two rows of a call share noise, whichever prompt they belong to."""
-    seeds = np.asarray(api._sample_seeds(0, 5, 4)).tolist()
+    seeds = np.asarray(api.sample_seeds(0, 5, 4)).tolist()
     assert len(set(seeds)) == len(seeds)
 
 
 def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
-    batch = np.asarray(api._sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
-    np.testing.assert_array_equal(batch[1], api._sample_seeds([8], 1, 2))
+    batch = np.asarray(api.sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
+    np.testing.assert_array_equal(batch[1], api.sample_seeds([8], 1, 2))
+
+
+def test_a_key_is_a_seed():
+    """One key, from which each row's seed is made, or one per row."""
+    one, other, again = (np.asarray(row_seeds(jax.random.key(i), 3)) for i in (0, 1, 0))
+    assert len({*one.tolist(), *other.tolist()}) == 6
+    np.testing.assert_array_equal(one, again)
+    keys = lambda: jax.random.split(jax.random.key(5), 3)  # noqa: E731
+    np.testing.assert_array_equal(np.asarray(row_seeds(keys(), 3))[1:2], row_seeds(keys()[1:2], 1))
+
+
+def test_a_key_samples_as_a_seed_does(target, drafter):
+    options = dict(drafter=drafter, temperature=1.0, max_new_tokens=6)
+    one, again, other = (
+        specjax.generate(target, PROMPTS, seed=jax.random.key(i), **options).token_ids for i in (3, 3, 4)
+    )
+    assert one == again != other
 
 
 MANY = ["translate this.", "a b", "c", "hello there. how are you", "z z z z z z z z z", "", "a b"]
@@ -66,9 +83,9 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("sampling", [None, specjax.Sampling(temperature=1.0)], ids=["greedy", "sampled"])
-def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter, sampling, tmp_path):
-    options = dict(drafter=drafter, sampling=sampling, max_new_tokens=9)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter, temperature, tmp_path):
+    options = dict(drafter=drafter, temperature=temperature, max_new_tokens=9)
     seeds = list(range(50, 50 + len(MANY)))
     alone = [specjax.generate(target, [p], seed=[s], **options) for p, s in zip(MANY, seeds, strict=True)]
     run = lambda size, **more: specjax.generate_all(  # noqa: E731
@@ -95,30 +112,47 @@ def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter
         np.testing.assert_array_equal(output.stats.accepted, [one.stats.accepted[0] for one in alone])
 
 
-def test_a_journal_of_other_options_is_refused(target, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_samples=2, temperature=[1.0] * len(MANY), top_k=[3, 9, 2, 5, 4, 8, 7]),
+        dict(decoder_prefix=["", "a", "bcd", "", "x", "yz", "q"], max_new_tokens=[3, 9, 2, 5, 4, 8, 7]),
+        dict(stop=["a", "ti"], eos_ids=[]),
+    ],
+    ids=["samples", "prefixes", "stop strings"],
+)
+def test_many_prompts_take_the_options_that_one_call_takes(target, drafter, options):
+    options = dict(drafter=drafter, max_new_tokens=9, seed=list(range(7))) | options
+    one = specjax.generate(target, MANY, **options)
+    many = specjax.generate_all(target, MANY, batch_size=4, num_refilled=2, **options)
+    assert many.token_ids == one.token_ids and many.finish_reasons == one.finish_reasons
+    np.testing.assert_array_equal(many.stats.num_emitted, one.stats.num_emitted)
+
+
+def test_a_journal_of_other_options_raises(target, tmp_path):
     run = lambda **options: specjax.generate_all(  # noqa: E731
         target, PROMPTS, batch_size=2, journal=tmp_path / "journal", **options
     )
     run(max_new_tokens=3)
-    with pytest.raises(ValueError, match="differs in max_new_tokens: delete it"):
+    with pytest.raises(ValueError, match="differs in config: delete it"):
         run(max_new_tokens=4)
-    with pytest.raises(ValueError, match="batch_size=0"):
+    with pytest.raises(ValueError, match="`batch_size` must be.*got 0"):
         specjax.generate_all(target, PROMPTS, batch_size=0)
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(prompts=[]), r"prompts=\[\]"),
+        (dict(prompts=[]), r"`prompts` must be.*got \[\]"),
         (dict(prompts="one string"), "non-empty list"),
-        (dict(num_samples=0), "num_samples=0"),
-        (dict(prompts=["a" * 600]), r"prompts\[0\] has 601 tokens"),
-        (dict(decoder_prefix=["a", "b", "c"]), "decoder_prefix has 3"),
-        (dict(sampling=specjax.Sampling(temperature=-1.0)), "temperature"),
-        (dict(max_new_tokens=-2), "max_new_tokens"),
-        (dict(num_beams=4, guided_grammar="x"), "guided_grammar, num_beams: not supported"),
-        (dict(stop=["a", ""]), "stop="),
-        (dict(eos_ids=[99]), r"eos_ids=\[99\]: give a list of whole numbers in 0..30"),
+        (dict(num_samples=0), "`num_samples` must be.*got 0"),
+        (dict(prompts=["a" * 600]), r"prompts\[0\] must have at most 512 tokens, got 601"),
+        (dict(decoder_prefix=["a", "b", "c"]), "`decoder_prefix` must be.*got 3"),
+        (dict(temperature=-1.0), "`temperature` must be"),
+        (dict(max_new_tokens=-2), "`max_new_tokens` must be"),
+        (dict(num_beams=4, guided_grammar="x"), "`guided_grammar` is not supported.*`num_beams` is not supp"),
+        (dict(stop=["a", ""]), "`stop` must be"),
+        (dict(eos_ids=[99]), r"`eos_ids` must be a list of whole numbers in 0..30, got \[99\]"),
     ],
 )
 def test_unusable_argument_is_refused_by_name(target, options, words):
@@ -129,7 +163,7 @@ def test_unusable_argument_is_refused_by_name(target, options, words):
 def test_draft_with_another_tokenizer_is_refused(target):
     """The first id that differs is named."""
     other = random_model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
-    with pytest.raises(ValueError, match="id 4 is 'c' there and 'b' here"):
+    with pytest.raises(ValueError, match="got id 4 as 'c', in the target 'b'"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
 
 
@@ -141,7 +175,7 @@ def test_long_source_is_cut_when_asked(target):
 
 def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
     """At the token that completes it, wherever in a block; the earliest stop decides."""
-    drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)  # everything is accepted
+    drafter = ModelDrafter(target.network, 4)  # everything is accepted
     options = dict(drafter=drafter, max_new_tokens=12, eos_ids=[])
     whole = specjax.generate(target, PROMPTS, **options)
     for row, ids in enumerate(whole.token_ids):
@@ -163,7 +197,7 @@ def test_stop_string_cuts_text_ids_and_log_probs_alike(target):
 
 def test_row_that_stops_does_not_end_its_neighbours(target):
     """Rows without the string go on; their end token or limit decides."""
-    drafter = BoundDrafter(ModelDrafter(target.network, 4), target.params)
+    drafter = ModelDrafter(target.network, 4)
     whole = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=12, eos_ids=[])
     stop = next(
         whole.texts[0][i : i + 3] for i in range(9) if whole.texts[0][i : i + 3] not in whole.texts[1]
@@ -190,21 +224,20 @@ def test_any_of_several_end_tokens_ends_a_row(target):
 def test_ids_beyond_the_tokenizer_are_never_emitted(target):
 
     class Short(Letters):
-        def __len__(self):
-            return 20
+        def get_vocab(self):
+            return {piece: i for i, piece in enumerate(self.pieces[:20])}
 
     free = specjax.generate(target, PROMPTS, max_new_tokens=12, eos_ids=[])
     assert max(map(max, free.token_ids)) >= 20
-    for sampling in (None, specjax.Sampling()):
-        output = specjax.generate(
-            dataclasses.replace(target, tokenizer=Short()), PROMPTS, max_new_tokens=12, sampling=sampling
-        )
+    short = Model(target.network, Short())
+    for temperature in (0.0, 1.0):
+        output = specjax.generate(short, PROMPTS, max_new_tokens=12, temperature=temperature)
         assert max(map(max, output.token_ids)) < 20
 
 
 def test_options_of_a_prompt_hold_for_its_samples(target):
     """Per-row options are repeated with the prompts."""
-    sampling = specjax.Sampling(temperature=[0.0, 1.0], top_k=[1, 5])
-    output = specjax.generate(target, PROMPTS, sampling=sampling, num_samples=3, max_new_tokens=6)
+    config = specjax.GenerationConfig(temperature=[0.0, 1.0], top_k=[1, 5], max_new_tokens=6)
+    output = specjax.generate(target, PROMPTS, config=config, num_samples=3)
     assert len({tuple(ids) for ids in output.token_ids[:3]}) == 1
     assert len({tuple(ids) for ids in output.token_ids[3:]}) > 1

@@ -5,16 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
+from experiments.exactness import toys
 from specjax import corpus, decode
-from specjax.drafters.model import ModelDrafter
-from specjax.request import prepare
-from specjax.sampling import Sampling
+from specjax.drafters import ModelDrafter
 
 V = 40
-TOY = exact_law.ToyNetwork(V)
-TABLE = jnp.asarray(exact_law.random_table(0, V, spread=2.0))
-DRAFT_TABLE = TABLE + jnp.asarray(exact_law.random_table(1, V))
+TABLE = jnp.asarray(toys.random_table(0, V, spread=2.0))
+TOY, DRAFT = toys.ToyNetwork(TABLE), toys.ToyNetwork(TABLE + jnp.asarray(toys.random_table(1, V)))
 RNG = np.random.default_rng(5)
 SOURCES = [RNG.integers(2, V, n) for n in (5, 3, 1, 4, 2, 5, 3, 8, 7, 2, 6)]
 LIMITS = np.array([16, 1, 9, 2, 16, 3, 12, 0, 7, 16, 5])
@@ -25,14 +22,12 @@ def request(num_draft, temperature):
     def make(width, these):
         ids = np.array([np.pad(SOURCES[i], (0, width - LENGTHS[i])) for i in these])
         mask = np.arange(width)[None] < np.array([LENGTHS[i] for i in these])[:, None]
-        return prepare(
+        return decode.prepare(
             TOY,
-            TABLE,
             ids,
             mask,
-            drafter=ModelDrafter(TOY, num_draft) if num_draft else None,
-            drafter_params=DRAFT_TABLE if num_draft else None,
-            sampling=Sampling(temperature=temperature),
+            drafter=ModelDrafter(DRAFT, num_draft) if num_draft else None,
+            temperature=temperature,
             max_new_tokens=LIMITS[list(these)],
             length_bucket=16,
             seed=np.array(these, np.uint32),
@@ -90,7 +85,9 @@ def test_plan_puts_the_longest_first_and_merges_what_does_not_fill_a_batch():
 
 @pytest.mark.parametrize(("num_rows", "num_refilled"), [(4, 3), (0, 1), (4, 0)])
 def test_rows_that_cannot_be_refilled_so_are_refused(num_rows, num_refilled):
-    with pytest.raises(ValueError, match=f"num_rows={num_rows}, num_refilled={num_refilled}"):
+    with pytest.raises(
+        ValueError, match=f"`num_refilled` must.*divide num_rows={num_rows}, got {num_refilled}"
+    ):
         next(corpus.decode_all(request(0, 0.0), LENGTHS, (8,), num_rows, num_refilled))
 
 

@@ -1,17 +1,15 @@
 """The compiled program: what it holds, what it costs, where it lowers."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
+from experiments.exactness import toys
 from specjax import decode
-from specjax.drafters.model import ModelDrafter
-from specjax.sampling import Sampling
+from specjax.drafters import ModelDrafter
 from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands
 from tests.toy_batch import (
     BUCKET,
@@ -37,25 +35,22 @@ def test_program_does_not_grow_with_the_length():
 def test_traces_with_64_bit_types_enabled():
     """Counts and positions stay int32, so that a loop's state keeps its types."""
     with jax.enable_x64(True):
-        program, params, state = abstract()
-        jax.eval_shape(functools.partial(decode.run, program), params, state)
+        jax.eval_shape(decode.run, *abstract())
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize("what", ["run", "step"])
 def test_lowers_for_accelerators(platform, what):
-    program, params, state = abstract()
     if what == "run":
-        traced = decode.jitted_run.trace(program, params, state)
+        traced = decode.jitted_run.trace(*abstract())
     else:
-        traced = decode.jitted_step.trace(program, params, state, sampled=True)
+        traced = decode.jitted_step.trace(*abstract(), sampled=True)
     assert "stablehlo" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_loop_computes_no_cross_attention_keys():
     """The encoder output `[B, S, M]` enters no product after the prefill."""
-    program, params, state = abstract(num_source=11)
-    jaxpr = jax.make_jaxpr(functools.partial(decode.run, program))(params, state).jaxpr
+    jaxpr = jax.make_jaxpr(decode.run)(*abstract(num_source=11)).jaxpr
     operands = matmul_operands(jaxpr, [])
     assert (2, 4, 11, 4) in operands  # the cached cross keys are read: the walk goes inside the loop
     widths = (CONFIG.d_model, DRAFT_CONFIG.d_model)
@@ -65,17 +60,17 @@ def test_loop_computes_no_cross_attention_keys():
 def test_step_without_drafts_costs_what_plain_decoding_costs():
     """FLOPs within 2 % of a hand-written step with its log-probabilities."""
     config = dataclasses.replace(CONFIG, vocab_size=1000, d_model=64, d_ff=128, d_kv=16)
-    program, params, state = abstract(config, num_draft=0)
+    program, state = abstract(config, num_draft=0)
 
-    def plain(params, cache, token):
-        logits, _, cache = program.target.decode(params, cache, token)
+    def plain(target, cache, token):
+        logits, _, cache = target.decode(cache, token)
         token = logits.argmax(-1).astype(jnp.int32)
         log_prob = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
         return token, log_prob - jax.nn.logsumexp(logits, axis=-1), cache
 
     token = jax.ShapeDtypeStruct((2, 1), jnp.int32)
-    by_hand = jax.jit(plain).lower(params.target, state.cache, token).cost_analysis()["flops"]
-    ours = decode.jitted_step.lower(program, params, state, sampled=False).cost_analysis()["flops"]
+    by_hand = jax.jit(plain).lower(program.target, state.cache, token).cost_analysis()["flops"]
+    ours = decode.jitted_step.lower(program, state, sampled=False).cost_analysis()["flops"]
     assert ours <= 1.02 * by_hand
 
 
@@ -83,12 +78,11 @@ def test_works_under_the_users_own_jit():
     @jax.jit
     def run(table, sources, mask, limit, temperature, seed):
         return decode.generate(
-            TOY,
-            table,
+            toys.ToyNetwork(table),
             sources,
             mask,
             max_new_tokens=limit,
-            sampling=Sampling(temperature=temperature),
+            temperature=temperature,
             seed=seed,
             length_bucket=BUCKET,
             eos_ids=(),
@@ -108,13 +102,11 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
     rng = np.random.default_rng(0)
     for call in range(5):
         decode.generate(
-            exact_law.ToyNetwork(V),
-            jnp.asarray(TABLE),
+            toys.ToyNetwork(jnp.asarray(TABLE)),
             rng.integers(0, V, (3, 6)),
             np.ones((3, 6), bool),
-            drafter=ModelDrafter(exact_law.ToyNetwork(V), 2),
-            drafter_params=jnp.asarray(DRAFT_TABLE),
-            sampling=Sampling(temperature=call / 4),
+            drafter=ModelDrafter(toys.ToyNetwork(jnp.asarray(DRAFT_TABLE)), 2),
+            temperature=call / 4,
             max_new_tokens=[4 + call, 16, 9],
             seed=call,
         )
@@ -123,7 +115,6 @@ def test_one_compilation_serves_all_prompts_seeds_temperatures_and_lengths():
 
 def test_params_stay_usable():
     """Nothing of them is donated."""
-    table = jnp.asarray(TABLE)
     for _ in range(2):
-        decode.generate(TOY, table, SOURCES, SOURCE_MASK, seed=0, max_new_tokens=16, eos_ids=())
-    assert not table.is_deleted()
+        decode.generate(TOY, SOURCES, SOURCE_MASK, seed=0, max_new_tokens=16, eos_ids=())
+    assert not TOY.table.is_deleted()

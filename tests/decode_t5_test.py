@@ -1,44 +1,39 @@
 """`generate` on a tiny random T5."""
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decode, rounds
-from specjax.drafters.model import ModelDrafter
-from specjax.drafters.model_tree import ModelTreeDrafter
+from specjax import decode
+from specjax.drafters import ModelDrafter, ModelTreeDrafter
 from specjax.models import t5
-from specjax.request import prepare
-from specjax.sampling import Sampling
+from specjax.round import prefill
 from tests.tiny_t5 import CONFIG, DRAFT_CONFIG, abstract, matmul_operands, random_params
 from tests.toy_batch import BUCKET, LIMITS, MIXED, NUM_ROWS, SEEDS, SOURCE_MASK, SOURCES, V
 
 
-def bigram_params(config: t5.T5Config, seed: int):
-    """Random params of which target and draft share the large part of a bigram."""
+def bigram_network(config: t5.T5Config, seed: int) -> t5.T5Network:
+    """Returns a network of random params of which target and draft share the large part of a bigram."""
     params, shared = random_params(config, seed), np.random.default_rng(9)
     embedding, head = shared.normal(size=(V, 8)), shared.normal(size=(8, V))
     params["embedding"] = params["embedding"].at[:, :8].set(3 * embedding)
     params["head"] = params["head"].at[:8].set(head)
-    return params
+    return t5.T5Network(params, config)
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return bigram_params(CONFIG, 0), bigram_params(DRAFT_CONFIG, 1)
+    return bigram_network(CONFIG, 0), bigram_network(DRAFT_CONFIG, 1)
 
 
 def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
     target, draft = pair
-    options = dict(sampling=Sampling(temperature=temperature)) | options
+    options = dict(temperature=temperature) | options
     options = dict(seed=SEEDS[rows], max_new_tokens=LIMITS[rows], length_bucket=BUCKET) | options
     if num_draft:
-        options |= dict(drafter=ModelDrafter(t5.T5Network(DRAFT_CONFIG), num_draft), drafter_params=draft)
-    output = decode.generate(t5.T5Network(CONFIG), target, SOURCES[rows], SOURCE_MASK[rows], **options)
+        options |= dict(drafter=ModelDrafter(draft, num_draft))
+    output = decode.generate(target, SOURCES[rows], SOURCE_MASK[rows], **options)
     return jax.tree.map(np.asarray, output)
 
 
@@ -57,17 +52,16 @@ def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
     target, _ = pair
     runs = []
     for share in (False, True):
-        drafter = ModelDrafter(t5.T5Network(CONFIG), 3, share_encoder=share)
-        runs.append(t5_generate(pair, 0, drafter=drafter, drafter_params=target))
+        drafter = ModelDrafter(target, 3, share_encoder=share)
+        runs.append(t5_generate(pair, 0, drafter=drafter))
     np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
     np.testing.assert_array_equal(runs[1].stats.accepted, runs[1].stats.tested)
 
     def num_products(share):
-        program, params, _ = abstract(draft_config=CONFIG)
-        drafter = dataclasses.replace(program.drafter, share_encoder=share)
-        program = dataclasses.replace(program, drafter=drafter)
-        inputs = prepare(t5.T5Network(CONFIG), None, SOURCES, SOURCE_MASK, seed=0).inputs
-        jaxpr = jax.make_jaxpr(functools.partial(rounds.prefill, program))(params, **inputs).jaxpr
+        program, _ = abstract(draft_config=CONFIG)
+        program = program.replace(drafter=program.drafter.replace(share_encoder=share))
+        inputs = decode.prepare(target, SOURCES, SOURCE_MASK, seed=0).inputs
+        jaxpr = jax.make_jaxpr(prefill)(program, **inputs).jaxpr
         return len(matmul_operands(jaxpr, []))
 
     # q, k, v, two of attention, o, and three of the feed-forward layer; two operands each
@@ -79,7 +73,7 @@ def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair)
     cold, greedy = t5_generate(pair, 3, temperature=0.01), t5_generate(pair, 3)
     decoder_input = np.pad(greedy.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
-    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
+    logits = apply(pair[0].params, jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
     best = np.sort(logits)[..., -2:]
     wide = np.cumprod(best[..., 1] - best[..., 0] >= 0.5, axis=1).astype(bool)
     wide &= np.arange(BUCKET)[None] < greedy.length[:, None]
@@ -91,8 +85,7 @@ def test_t5_tree_equals_plain(pair):
     """With the relative bias of depths, in a draft of another width too."""
     plain = t5_generate(pair, 0)
     for branching in ((2, 2), (3, 1, 1)):
-        drafter = ModelTreeDrafter(t5.T5Network(DRAFT_CONFIG), branching)
-        tree = t5_generate(pair, 0, drafter=drafter, drafter_params=pair[1])
+        tree = t5_generate(pair, 0, drafter=ModelTreeDrafter(pair[1], branching))
         np.testing.assert_array_equal(tree.tokens, plain.tokens)
         assert tree.stats.accepted.sum() > 0
 
@@ -111,7 +104,7 @@ def test_t5_log_probs_equal_a_teacher_forced_pass(pair):
     output = t5_generate(pair, 3, temperature=MIXED)
     decoder_input = np.pad(output.tokens[:, :-1], ((0, 0), (1, 0)))
     apply = jax.jit(lambda params, *x: t5.T5(CONFIG).apply({"params": params}, *x))
-    logits = apply(pair[0], jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
+    logits = apply(pair[0].params, jnp.asarray(SOURCES), jnp.asarray(SOURCE_MASK), jnp.asarray(decoder_input))
     log_softmax = np.asarray(jax.nn.log_softmax(logits))
     expected = np.take_along_axis(log_softmax, output.tokens[..., None], -1)[..., 0]
     kept = np.arange(BUCKET)[None] < output.length[:, None]

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
+from experiments.exactness import toys
 from specjax import acceptance, decode
-from specjax.drafters.model import ModelDrafter
-from specjax.sampling import Sampling
-from specjax.types import FinishReason
+from specjax.drafters import ModelDrafter
+from specjax.generation_config import GenerationConfig
+from specjax.round import FinishReason
 from tests.toy_batch import (
     BUCKET,
     DRAFT_TABLE,
@@ -149,12 +149,13 @@ EACH_OPTION = {
 EACH_OPTION["all"] = {name: values for option in EACH_OPTION.values() for name, values in option.items()}
 
 
-def reference_path(row: int, options: Sampling, end_tokens=()) -> list[int]:
+def reference_path(row: int, config: GenerationConfig, end_tokens=()) -> list[int]:
     """The greedy continuation of a row under its own options, in numpy."""
-    own = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    own = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     own = {name: value[row] if isinstance(value, list) else value for name, value in own.items()}
     source = SOURCES[row, : SOURCE_LENGTHS[row]]
-    (path,) = exact_law.target_law(TABLE, source, BUCKET, Sampling(**own), eos_ids=end_tokens)
+    own["eos_ids"] = end_tokens
+    (path,) = toys.target_distribution(TOY, source, BUCKET, GenerationConfig(**own))
     return list(path)
 
 
@@ -162,8 +163,8 @@ def reference_path(row: int, options: Sampling, end_tokens=()) -> list[int]:
 @pytest.mark.parametrize("drafter", [0, 3, (2, 2)])
 def test_greedy_output_under_each_option_is_the_references(name, drafter):
     """With speculation as without, every row its own value."""
-    options = Sampling(temperature=0.0, **EACH_OPTION[name])
-    output = generate(drafter, sampling=options, eos_ids=END_TOKENS)
+    options = GenerationConfig(temperature=0.0, **EACH_OPTION[name])
+    output = generate(drafter, config=options, eos_ids=END_TOKENS)
     paths = [reference_path(row, options, END_TOKENS) for row in range(NUM_ROWS)]
     assert [emitted(output, row) for row in range(NUM_ROWS)] == paths
     plain = [cut(argmax_path(row), BUCKET, END_TOKENS)[0] for row in range(NUM_ROWS)]
@@ -179,8 +180,8 @@ def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
     own = {name: np.array(values) for name, values in EACH_OPTION["all"].items()}
 
     def run(rows):
-        options = Sampling(temperature=MIXED[rows], **{name: values[rows] for name, values in own.items()})
-        return generate(drafter, rows, sampling=options, rule=rule, eos_ids=END_TOKENS)
+        options = {name: values[rows] for name, values in own.items()}
+        return generate(drafter, rows, temperature=MIXED[rows], rule=rule, eos_ids=END_TOKENS, **options)
 
     whole = run(slice(None))
     for row in range(NUM_ROWS):
@@ -236,17 +237,14 @@ def test_draft_padded_to_another_vocabulary_runs(temperature):
     outputs = []
     for width in (36, 38, 40):
         output = decode.generate(
-            TOY,
-            jnp.asarray(table),
+            toys.ToyNetwork(jnp.asarray(table), num_ids=36),
             SOURCES,
             SOURCE_MASK,
             seed=SEEDS,
             max_new_tokens=BUCKET,
             eos_ids=(),
-            drafter=ModelDrafter(exact_law.ToyNetwork(width), 3),
-            num_ids=36,
-            drafter_params=jnp.asarray(DRAFT_TABLE[:, :width]),
-            sampling=Sampling(temperature=temperature),
+            drafter=ModelDrafter(toys.ToyNetwork(jnp.asarray(DRAFT_TABLE[:, :width])), 3),
+            temperature=temperature,
         )
         outputs.append(output)
         assert output.tokens.max() < 36
@@ -264,7 +262,7 @@ def test_stop_ends_a_row_where_it_says():
         end = ends[row]
         return end if end is not None and num_before < end <= len(ids) else None
 
-    output = generate(3, draft_table=TABLE, stop=stop)
+    output = generate(3, draft_table=TABLE, stop_at=stop)
     for row, end in enumerate(ends):
         assert emitted(output, row) == emitted(whole, row)[:end]
         assert output.finish_reason[row] == (FinishReason.LENGTH if end is None else FinishReason.STOP)
@@ -346,12 +344,12 @@ FILTERS = dict(top_k=20, top_p=0.9, min_p=0.01)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature, drafter, options):
     """The token is not kept, the row says so, its neighbours do not notice."""
-    sampling = Sampling(temperature=temperature, **options)
-    good = generate(drafter, sampling=sampling)
+    options = dict(temperature=temperature, **options)
+    good = generate(drafter, **options)
     prefix = emitted(good, 4)[:6]
     table = TABLE.copy()
-    table[exact_law.context_key(SOURCES[4, : SOURCE_LENGTHS[4]], [0, *prefix]), 7] = bad
-    output = generate(drafter, sampling=sampling, table=table)
+    table[toys.context_key(SOURCES[4, : SOURCE_LENGTHS[4]], [0, *prefix]), 7] = bad
+    output = generate(drafter, table=table, **options)
     assert emitted(output, 4) == prefix
     assert output.finish_reason[4] == FinishReason.NONFINITE
     assert np.isfinite(output.log_probs).all()
@@ -366,9 +364,9 @@ def test_log_probs_are_those_of_the_target(num_draft):
     for row in range(NUM_ROWS):
         source, tokens = SOURCES[row, : SOURCE_LENGTHS[row]], emitted(output, row)
         for column, temperature in (("log_probs", 1.0), ("processed_log_probs", MIXED[row])):
-            options = Sampling(temperature=temperature)
+            options = GenerationConfig(temperature=temperature)
             expected = [
-                np.log(exact_law.conditional(TABLE, source, [0, *tokens[:i]], options)[token])
+                np.log(toys.conditional(TOY, source, [0, *tokens[:i]], options)[token])
                 for i, token in enumerate(tokens)
             ]
             np.testing.assert_allclose(getattr(output, column)[row], expected, atol=1e-5)

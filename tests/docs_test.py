@@ -17,7 +17,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(specjax.__path__, "sp
 
 
 @pytest.mark.slow
-def test_examples_in_docstrings_are_true(monkeypatch):
+def test_docstrings_hold_true_examples(monkeypatch):
     monkeypatch.chdir(ROOT)
     tried = [doctest.testmod(importlib.import_module(name)) for name in MODULES]
     assert sum(result.failed for result in tried) == 0
@@ -25,7 +25,7 @@ def test_examples_in_docstrings_are_true(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_api_page_builds_without_a_warning(tmp_path):
+def test_api_page_builds_without_a_warning(tmp_path):
     pytest.importorskip("pdoc")
     parts = ["specjax", "specjax.analysis", "specjax.models.t5", "specjax.training"]
     command = [sys.executable, "-W", "error::UserWarning", "-m", "pdoc", "-o", str(tmp_path), *parts]

@@ -20,7 +20,7 @@ def zipf(num_entries: int) -> np.ndarray:
 # ---- choose
 
 
-def implied_law(weights: np.ndarray) -> np.ndarray:
+def implied_probs(weights: np.ndarray) -> np.ndarray:
     """The probability of every entry that float32 cumulative sums imply, for ideal uniforms."""
 
     def steps(weights):  # [R, E] float32 -> widths of the intervals, float64
@@ -33,15 +33,15 @@ def implied_law(weights: np.ndarray) -> np.ndarray:
     return (steps(sums[None])[0][:, None] * steps(padded)).reshape(-1)[: len(weights)]
 
 
-def test_choice_has_the_law_of_the_weights_at_32128_entries():
-    """A bound, not a sample: the law that the cumulative sums imply."""
+def test_choice_has_the_distribution_of_the_weights_at_32128_entries():
+    """A bound, not a sample: the probabilities that the cumulative sums imply."""
     weights = zipf(V_T5)
-    law = implied_law(weights)
-    np.testing.assert_allclose(law.sum(), 1, atol=1e-6)
-    assert np.abs(law - weights).max() < 1e-7
-    assert np.abs(law - weights).sum() / 2 < 2e-5  # total variation
-    assert (law > 0).all()  # no entry is lost
-    assert np.median(np.abs(law / weights - 1)) < 1e-4
+    implied = implied_probs(weights)
+    np.testing.assert_allclose(implied.sum(), 1, atol=1e-6)
+    assert np.abs(implied - weights).max() < 1e-7
+    assert np.abs(implied - weights).sum() / 2 < 2e-5  # total variation
+    assert (implied > 0).all()  # no entry is lost
+    assert np.median(np.abs(implied / weights - 1)) < 1e-4
 
 
 @pytest.mark.parametrize("num_entries", [3, 129, 1000])
@@ -160,7 +160,7 @@ def test_draws_depend_on_seed_and_round_only():
     np.testing.assert_array_equal(batch[::-1], chosen([9, 8, 7], [2, 1, 0]))
 
 
-def test_coin_of_certain_outcome_always_falls_right():
+def test_certain_outcomes_are_certain():
     keyed = KeyDraws.of_round(jnp.arange(256, dtype=jnp.uint32), jnp.zeros(256, jnp.int32))
     probability = jnp.broadcast_to(jnp.asarray([[0.0, 1.0, 3.0]]), (256, 3))
     accepted = keyed.accept(Stream.ACCEPT.at(jnp.arange(3)), probability)

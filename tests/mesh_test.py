@@ -1,6 +1,7 @@
 """Many devices and processes decode what one device does."""
 
 import concurrent.futures
+import dataclasses
 import json
 import re
 import socket
@@ -13,10 +14,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import specjax
-from experiments import identity
+from experiments.lib import compare
 from specjax import analysis, api, decode, drafters, loading, sharding
 from specjax.models import convert
-from specjax.request import prepare
 from tests import meshes
 from tests.training import tiny
 
@@ -52,7 +52,7 @@ found = {
 try:
     sharding.make_mesh(1, 2)
 except ValueError as error:
-    found["refused"] = str(error)
+    found["error"] = str(error)
 print(json.dumps(found))
 """
 
@@ -109,27 +109,22 @@ def test_two_processes_decode_what_one_does(found, directory):
     assert first == second
     assert_equal_outputs(first["whole"], found["1"])
     assert_equal_outputs(first["by rounds"], found["1"])
-    assert "leaves out some of the 4 devices of 2 processes" in first["refused"]
+    assert "must be 4, all devices of 2 processes, got 1 * 2" in first["error"]
 
 
-def test_the_cache_is_divided_by_rows_and_heads(directory):
+def prepare(target, drafter=None):
+    """Returns the request of `meshes.PROMPTS`."""
+    ids, mask = api.encode_sources(target, meshes.PROMPTS)
+    return decode.prepare(target.network, ids, mask, drafter=drafter, max_new_tokens=12)
+
+
+def test_cache_is_divided_by_rows_and_heads(directory):
     """After prefill, and in the compiled program: no device ever holds more of it."""
     mesh = sharding.make_mesh(1, 2)
     target = meshes.load(directory / "target", mesh)
-    drafter = meshes.bound(directory, target, "model")
-    ids, mask = api.encode_sources(target, meshes.PROMPTS)
-    request = prepare(
-        target.network,
-        target.params,
-        ids,
-        mask,
-        drafter=drafter.drafter,
-        drafter_params=drafter.params,
-        max_new_tokens=12,
-        seed=0,
-    )
-    state = decode.jitted_prefill(request.program, request.params, **request.inputs)
-    cache, slots = state.cache, request.program.num_slots
+    request = prepare(target, meshes.load_drafter(directory, target, "model"))
+    cache = decode.jitted_prefill(request.program, **request.inputs).cache
+    slots = request.program.num_slots
     for array in (*cache.keys, *cache.values, *cache.cross_keys, *cache.cross_values):
         assert array.sharding.shard_shape(array.shape)[:2] == (8, 4)
     compiled = decode.jitted_generate.trace(*request).lower().compile().as_text()
@@ -142,11 +137,11 @@ def test_many_prompts_on_a_mesh_get_what_they_get_on_one_device(directory):
     outputs = []
     for mesh in (None, sharding.make_mesh(2, 1)):
         target = meshes.load(directory / "target", mesh)
-        drafter = meshes.bound(directory, target, "model")
+        drafter = meshes.load_drafter(directory, target, "model")
         outputs.append(specjax.generate_all(target, prompts, batch_size=4, drafter=drafter, max_new_tokens=9))
     one, many = outputs
     assert many.token_ids == one.token_ids and many.finish_reasons == one.finish_reasons
-    with pytest.raises(ValueError, match="source_ids has 1 rows, not divisible by the 2 devices"):
+    with pytest.raises(ValueError, match="`source_ids` must have a multiple of 2 rows .*, got 1;"):
         specjax.generate_all(target, prompts, batch_size=4, num_refilled=1)
 
 
@@ -180,40 +175,38 @@ def test_a_process_reads_the_parts_of_its_devices_only(directory, monkeypatch):
     assert max(read) == params["embedding"].size // 2
 
 
-# ---- refusals
+# ---- errors
 
 
-def test_rows_that_the_mesh_does_not_divide_are_refused(directory):
+def test_rows_that_the_mesh_does_not_divide_raise(directory):
     target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
-    with pytest.raises(
-        ValueError, match="3 rows, not divisible by the 2 devices .*'data': give a multiple of 2"
-    ):
+    with pytest.raises(ValueError, match="must have a multiple of 2 rows .*'data', got 3"):
         specjax.generate(target, ["a", "b", "c"])
 
 
-def test_heads_that_the_mesh_does_not_divide_are_refused(tmp_path, directory):
-    config = meshes.CONFIG.__class__(**{**meshes.CONFIG.__dict__, "num_heads": 5})
+def test_heads_that_the_mesh_does_not_divide_raise():
+    config = dataclasses.replace(meshes.CONFIG, num_heads=5)
     with pytest.raises(
         ValueError, match="bias/table .*, 5.: axis 1 is not divisible by the 2 devices .*'model'"
     ):
         loading.outline(config, sharding.make_mesh(1, 2))
 
 
-def test_a_drafter_that_lies_elsewhere_is_refused(directory):
+def test_drafter_on_another_mesh_raises(directory):
     target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
     drafter = drafters.from_model(meshes.load(directory / "draft"), 2)
-    with pytest.raises(ValueError, match="lie on one device, the target's on .*mesh=target.mesh"):
+    with pytest.raises(ValueError, match="lie on the target's mesh, .*, got one device; .*mesh=target.mesh"):
         specjax.generate(target, meshes.PROMPTS, drafter=drafter)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("host:1", 2, None), "process_id=None: give all three"),
-        (("host:1", 2, 2), "process_id must be in 0..1"),
+        (("host:1", 2, None), "must be given together, got .'host:1', 2, None.;"),
+        (("host:1", 2, 2), "`process_id` must be in 0..1, got 2"),
     ],
 )
-def test_processes_that_cannot_be_joined_are_refused(arguments, words):
+def test_processes_that_cannot_be_joined_raise(arguments, words):
     with pytest.raises(ValueError, match=words):
         sharding.join_processes(*arguments)
 
@@ -238,20 +231,20 @@ def test_eight_bits_decode_on_a_mesh(directory):
 def test_memory_of_a_device_is_that_of_the_arrays_on_it(directory):
     mesh = sharding.make_mesh(1, 2)
     target = meshes.load(directory / "target", mesh)
-    ids, mask = api.encode_sources(target, meshes.PROMPTS)
-    request = prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
-    cache = decode.jitted_prefill(request.program, request.params, **request.inputs).cache
+    program, inputs = prepare(target)
+    cache = decode.jitted_prefill(program, **inputs).cache
 
     def held(tree):
         return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
-    sizes = dict(batch_size=len(ids), num_source=ids.shape[1], num_slots=cache.num_slots, num_new=1)
+    num_rows, num_source = inputs["source_ids"].shape
+    sizes = dict(batch_size=num_rows, num_source=num_source, num_slots=cache.num_slots, num_new=1)
     for params in (target.params, loading.outline(target.config, mesh).params):  # arrays, or shapes alone
         memory = analysis.memory_per_device(target.config, params, target.network.cache_sharding, **sizes)
         assert memory.params == held(target.params)
         assert memory.cache == held((cache.keys, cache.values))
         assert memory.cross == held((cache.cross_keys, cache.cross_values))
-        assert memory.logits == 2 * len(ids) * target.config.vocab_size // 2 * 4
+        assert memory.logits == 2 * num_rows * target.config.vocab_size // 2 * 4
 
 
 @pytest.mark.slow
@@ -273,7 +266,5 @@ def test_the_margin_of_a_near_tie_is_found_on_a_mesh(directory):
     margins = []
     for mesh in (None, sharding.make_mesh(2, 1)):
         target = meshes.load(directory / "target", mesh)
-        ids, mask = api.encode_sources(target, meshes.PROMPTS)
-        request = prepare(target.network, target.params, ids, mask, max_new_tokens=12, seed=0)
-        margins.append(identity.margin(request, [5, 9, 4], 6))
+        margins.append(compare.margin(prepare(target), [5, 9, 4], 6))
     assert margins[0] == pytest.approx(margins[1], abs=1e-4) and margins[0] > 1e-3

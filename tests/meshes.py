@@ -14,20 +14,10 @@ import safetensors.numpy
 import specjax
 from specjax import drafters, loading, sharding
 from specjax.models import convert, heads, heads_io, t5
+from specjax.types import Drafter
 from tests.text_model import PIECES, Letters
 
-CONFIG = t5.T5Config(
-    vocab_size=48,
-    d_model=16,
-    d_kv=4,
-    d_ff=32,
-    num_heads=8,
-    num_layers=1,
-    num_decoder_layers=1,
-    gated=True,
-    tied_head=False,
-    scale_logits=False,
-)
+CONFIG = t5.T5Config(48, 16, 4, 32, 8, 1, 1, gated=True, tied_head=False, scale_logits=False)
 # Eight rows, so that eight devices divide them; lengths differ, and so will what is accepted.
 PROMPTS = ["translate this.", "a b", "the cat sat", "x", "another one here", "yes. no.", "zebra", "q r s t u"]
 NUM_NEW = [9, 12, 5, 12, 12, 7, 12, 12]
@@ -43,9 +33,8 @@ def write(directory: pathlib.Path) -> None:
         convert.save(directory / name, CONFIG, params)
     split(directory / "target")
     config = heads.HeadsConfig("eagle", 2, d_model=16, d_kv=4, d_ff=32, num_heads=2, feature_layers=(0,))
-    network = heads.HeadsNetwork(config, CONFIG)
-    params = jax.jit(lambda target: heads_io.init(network, target, 0))(target)
-    heads_io.save(directory / "eagle", config, params, target)
+    network = t5.T5Network(target, CONFIG)
+    heads_io.save(directory / "eagle", jax.jit(lambda x: heads_io.init(config, x, 0))(network), network)
 
 
 def split(directory: pathlib.Path) -> None:
@@ -68,8 +57,8 @@ def load(directory: pathlib.Path, mesh=None, rules=sharding.T5_RULES) -> loading
         return specjax.load(directory, "float32", mesh, rules)
 
 
-def bound(directory: pathlib.Path, target: loading.Model, name: str) -> drafters.BoundDrafter:
-    """A drafter: "model" is divided as its target is, "tree" lies whole on every device, "eagle" is heads."""
+def load_drafter(directory: pathlib.Path, target: loading.Model, name: str) -> Drafter:
+    """Returns a drafter: "model" is divided as its target is, "tree" is replicated, "eagle" is heads."""
     if name == "eagle":
         return drafters.eagle(specjax.load_heads(directory / "eagle", target), 2)
     if name == "tree":
@@ -79,11 +68,11 @@ def bound(directory: pathlib.Path, target: loading.Model, name: str) -> drafters
 
 
 def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **options) -> dict:
-    """Greedy and sampled outputs with each of the named drafters, as JSON holds them."""
+    """Returns greedy and sampled outputs with each of the named drafters, as JSON holds them."""
     target = load(directory / "target", mesh)
     found = {}
     for name in names:
-        drafter = bound(directory, target, name)
+        drafter = load_drafter(directory, target, name)
         rule = specjax.acceptance.multi_round if name == "tree" else specjax.acceptance.speculative
         for temperature in temperatures:
             output = specjax.generate(
@@ -93,7 +82,7 @@ def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **opti
                 rule=rule,
                 max_new_tokens=NUM_NEW,
                 seed=7,
-                sampling=specjax.Sampling(temperature=temperature),
+                temperature=temperature,
                 **options,
             )
             found[f"{name} at {temperature:g}"] = {

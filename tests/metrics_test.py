@@ -1,4 +1,4 @@
-"""Scores come from sacrebleu and rouge-score; misuse is refused."""
+"""Scores come from sacrebleu and rouge-score; misuse raises."""
 
 import pytest
 
@@ -12,10 +12,10 @@ def test_bleu_of_the_references_is_100_and_the_signature_names_the_tokeniser():
 
 
 @pytest.mark.parametrize("metric", [metrics.bleu, metrics.rouge])
-def test_unequal_counts_are_refused_with_both(metric):
-    with pytest.raises(ValueError, match="1 hypotheses but 2 references"):
+def test_unequal_counts_raise_with_both(metric):
+    with pytest.raises(ValueError, match="must be one each, got 1 hypotheses and 2 references"):
         metric(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="0 hypotheses but 0 references"):
+    with pytest.raises(ValueError, match="got 0 hypotheses and 0 references"):
         metric([], [])
 
 

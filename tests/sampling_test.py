@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specjax import sampling
-from specjax.sampling import History, Sampling
+from specjax.generation_config import GenerationConfig
+from specjax.sampling import History
 
 V_T5 = 32128
 
@@ -22,7 +23,8 @@ def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **opti
     num_rows, num_positions, _ = logits.shape
     num_new = jnp.zeros((num_rows, num_positions), jnp.int32) if num_new is None else jnp.asarray(num_new)
     history = History(num_new, None if seen is None else jnp.asarray(seen))
-    options = Sampling(**options).lay_out(num_rows, eos_ids, num_ids)
+    options = dict(temperature=1.0) | options
+    options = GenerationConfig(**options).lay_out(num_rows, eos_ids, num_ids)
     probs = jax.jit(sampling.process)(logits, options, history)
     return probs[:, 0] if flat else probs
 
@@ -81,7 +83,7 @@ def test_masked_entries_have_probability_zero():
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_distribution_of_broken_logits_is_one_hot(bad):
-    """A broken draft must not break the law: its q stays a distribution."""
+    """A broken draft must not break exactness: its q stays a distribution."""
     probs = process(jnp.asarray([[0.0, bad, 1.0], [0.0, 0.0, 0.0]]))
     assert np.isfinite(probs).all()
     np.testing.assert_array_equal(jnp.sort(probs[0]), [0, 0, 1])
@@ -200,7 +202,7 @@ def test_threshold_is_the_kth_largest_of_32128(k):
 
 
 def test_no_sort_of_the_vocabulary():
-    options = Sampling(top_k=50, top_p=0.9, min_p=0.1).lay_out(2)
+    options = GenerationConfig(top_k=50, top_p=0.9, min_p=0.1).lay_out(2)
     history = History(jnp.zeros((2, 6), jnp.int32), None)
     text = jax.jit(sampling.process).lower(jnp.zeros((2, 6, V_T5)), options, history).as_text()
     assert "sort" not in text and "top_k" not in text
@@ -210,7 +212,7 @@ def test_no_sort_of_the_vocabulary():
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
-    options = Sampling(repetition_penalty=2.0).lay_out(1)
+    options = GenerationConfig(repetition_penalty=2.0).lay_out(1)
     history = History(jnp.zeros((1, 1), jnp.int32), jnp.asarray([[[True, True, False]]]))
     np.testing.assert_array_equal(
         sampling.adjust(jnp.asarray([[[2.0, -2.0, 3.0]]]), options, history), [[[1.0, -4.0, 3.0]]]
@@ -270,35 +272,37 @@ def test_history_without_a_penalty_keeps_no_table():
     assert history.seen is None
 
 
-# ---- what is refused
+# ---- what raises
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
-        (dict(top_p=1.5), "top_p=1.5"),
-        (dict(top_p=float("nan")), "top_p=nan"),
-        (dict(top_k=0), "top_k=0: must be at least 1"),
-        (dict(top_k=2.5), "top_k=2.5: give whole numbers"),
-        (dict(min_p=-0.1), "min_p=-0.1"),
-        (dict(repetition_penalty=0.0), "repetition_penalty=0.0: must be above 0"),
-        (dict(repetition_penalty=float("inf")), "repetition_penalty=inf"),
-        (dict(min_new_tokens=-1), "min_new_tokens=-1"),
-        (dict(top_p=[0.5, 0.6, 0.7]), r"top_p has shape \(3,\): give one number, or one per row \(2\)"),
-        (dict(temperature="hot"), "temperature='hot': give numbers"),
+        (dict(top_p=0.0), "`top_p` must be above 0 and at most 1, got 0.0"),
+        (dict(top_p=1.5), "`top_p` must be.*got 1.5"),
+        (dict(top_p=float("nan")), "`top_p` must be.*got nan"),
+        (dict(top_k=0), "`top_k` must be at least 1.*got 0"),
+        (dict(top_k=2.5), "`top_k` must be a whole number, got 2.5"),
+        (dict(min_p=-0.1), "`min_p` must be.*got -0.1"),
+        (dict(repetition_penalty=0.0), "`repetition_penalty` must be above 0"),
+        (dict(repetition_penalty=float("inf")), "`repetition_penalty` must be.*got inf"),
+        (dict(min_new_tokens=-1), "`min_new_tokens` must be.*got -1"),
+        (dict(top_p=[0.5, 0.6, 0.7]), r"`top_p` must be one number or one per row \(2\), got shape \(3,\)"),
+        (dict(temperature="hot"), "`temperature` must be a number, got 'hot'"),
     ],
 )
-def test_option_out_of_range_is_refused_by_name(options, words):
+def test_option_out_of_range_raises_by_name(options, words):
     with pytest.raises(ValueError, match=words):
-        Sampling(**options).lay_out(2)
+        GenerationConfig(**options).lay_out(2)
 
 
-def test_unknown_options_are_refused_all_at_once():
-    with pytest.raises(ValueError, match="logits_processor, num_beams: not supported"):
-        Sampling(num_beams=4, top_p=0.9, logits_processor=[])
+def test_unknown_options_are_named_all_at_once():
+    with pytest.raises(ValueError, match="`logits_processor` is not supported.*`num_beams` is not supported"):
+        GenerationConfig().updated(dict(num_beams=4, top_p=0.9, logits_processor=[]))
 
 
-def test_unset_temperature_is_one():
+def test_unset_temperature_is_one_where_a_filter_is_given_and_greedy_elsewhere():
     logits = log([[0.2, 0.4, 0.3, 0.1]])
-    np.testing.assert_allclose(process(logits, top_k=50)[0], [0.2, 0.4, 0.3, 0.1], atol=1e-6)
+    unset = process(logits, top_k=50, temperature=None)
+    np.testing.assert_allclose(unset[0], [0.2, 0.4, 0.3, 0.1], atol=1e-6)
+    np.testing.assert_array_equal(process(logits, temperature=None)[0], [0, 1, 0, 0])

@@ -24,10 +24,10 @@ def test_heads_are_divided_alike_on_both_sides_of_attention():
     assert attention["q"].spec == P(None, "model", None) and attention["o"].spec == P("model", None, None)
 
 
-def test_a_mesh_over_more_devices_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="data=2 times model=8 needs 16 devices, there are"):
+def test_make_mesh_raises_beyond_the_devices():
+    with pytest.raises(ValueError, match="`data` times `model` must be at most .*, got 2 . 8"):
         sharding.make_mesh(2, 8)
-    with pytest.raises(ValueError, match="data=0, model=1: each must be at least 1"):
+    with pytest.raises(ValueError, match="must be whole numbers of at least 1, got data=0, model=1"):
         sharding.make_mesh(0)
 
 

@@ -10,18 +10,7 @@ from specjax.loading import Model
 from specjax.models import convert, t5
 
 PIECES = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
-CONFIG = t5.T5Config(
-    vocab_size=len(PIECES),
-    d_model=16,
-    d_kv=4,
-    d_ff=32,
-    num_heads=4,
-    num_layers=1,
-    num_decoder_layers=1,
-    gated=True,
-    tied_head=False,
-    scale_logits=False,
-)
+CONFIG = t5.T5Config(len(PIECES), 16, 4, 32, 4, 1, 1, gated=True, tied_head=False, scale_logits=False)
 PROMPTS = ["translate this.", "a b"]
 
 
@@ -51,7 +40,8 @@ class Letters:
 
 
 def random_model(seed: int, tokenizer=None) -> Model:
-    """A T5 that says something, and takes nothing to compile."""
+    """Returns a T5 whose outputs vary, and that takes nothing to compile."""
     rng = np.random.default_rng(seed)
     draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32)  # noqa: E731
-    return Model(t5.T5Network(CONFIG), jax.tree.map(draw, convert.shapes(CONFIG)), tokenizer or Letters())
+    params = jax.tree.map(draw, convert.shapes(CONFIG))
+    return Model(t5.T5Network(params, CONFIG), tokenizer or Letters())

@@ -1,35 +1,24 @@
 """A tiny T5 and a draft for it: their shapes, random params, their program."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import acceptance, rounds
+from specjax import acceptance
 from specjax.drafters.model import ModelDrafter
 from specjax.models import convert, t5
+from specjax.round import Program, prefill
 from specjax.types import Options
-from tests.toy_batch import V
 
-CONFIG = t5.T5Config(
-    vocab_size=V,
-    d_model=16,
-    d_kv=4,
-    d_ff=32,
-    num_heads=4,
-    num_layers=1,
-    num_decoder_layers=2,
-    gated=True,
-    tied_head=False,
-    scale_logits=False,
-)
+# V as of tests/toy_batch.py, whose sources it reads.
+CONFIG = t5.T5Config(40, 16, 4, 32, 4, 1, 2, gated=True, tied_head=False, scale_logits=False)
 DRAFT_CONFIG = dataclasses.replace(CONFIG, d_model=8, num_decoder_layers=1)
 
 
 def random_params(config: t5.T5Config, seed: int = 0):
-    """Params as large as those that training begins with, drawn in numpy: nothing to compile."""
+    """Returns params as large as those that training begins with, drawn in numpy: nothing to compile."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -42,26 +31,26 @@ def random_params(config: t5.T5Config, seed: int = 0):
     return jax.tree_util.tree_map_with_path(draw, convert.shapes(config))
 
 
+def random_network(config: t5.T5Config = CONFIG, seed: int = 0) -> t5.T5Network:
+    return t5.T5Network(random_params(config, seed), config)
+
+
 def abstract(config=CONFIG, draft_config=DRAFT_CONFIG, num_draft=3, bucket=16, num_source=11):
-    """A program, its params and its first state, as shapes."""
-    target, drafter = t5.T5Network(config), None
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    source, mask = shape((2, num_source)), jax.ShapeDtypeStruct((2, num_source), bool)
-    if num_draft:
-        drafter = ModelDrafter(t5.T5Network(draft_config), num_draft)
-    program = rounds.Program(target, drafter, acceptance.speculative, bucket, 1, (1,), 0)
-    params = rounds.AllParams(convert.shapes(config), convert.shapes(draft_config) if num_draft else None)
+    """Returns a program and its first state, as shapes."""
+    network, draft = (t5.T5Network(convert.shapes(c), c) for c in (config, draft_config))
+    drafter = ModelDrafter(draft, num_draft) if num_draft else None
+    program = Program(network, drafter, acceptance.speculative, bucket, eos_ids=(1,))
+    shape = lambda *axes, dtype=jnp.int32: jax.ShapeDtypeStruct(axes, dtype)  # noqa: E731
     inputs = dict(
-        source_ids=source,
-        source_mask=mask,
-        prefix=shape((2, 1)),
-        prefix_length=shape((2,)),
-        options=Options(jax.ShapeDtypeStruct((2,), jnp.float32)),
-        limit=shape((2,)),
-        seeds=jax.ShapeDtypeStruct((2,), jnp.uint32),
+        source_ids=shape(2, num_source),
+        source_mask=shape(2, num_source, dtype=bool),
+        prefix=shape(2, 1),
+        prefix_length=shape(2),
+        options=Options(shape(2, dtype=jnp.float32)),
+        limit=shape(2),
+        seeds=shape(2, dtype=jnp.uint32),
     )
-    state = jax.eval_shape(functools.partial(rounds.prefill, program), params, **inputs)
-    return program, params, state
+    return program, jax.eval_shape(prefill, program, **inputs)
 
 
 def matmul_operands(jaxpr, found):

@@ -14,7 +14,6 @@ from specjax.types import Draft, Tree
 from tests.tiny_t5 import CONFIG, random_params
 
 NUM_ROWS, NUM_NODES, NUM_SLOTS = 3, 7, 16
-NETWORK = t5.T5Network(CONFIG)
 
 
 def random_tree(seed: int) -> Tree:
@@ -70,10 +69,10 @@ def test_chain_is_the_tree_of_width_one():
 
 
 @pytest.fixture(scope="module")
-def params():
+def network():
     params = random_params(CONFIG)
     params["decoder_bias"]["table"] *= 20  # so that a wrong position shows
-    return params
+    return t5.T5Network(params, CONFIG)
 
 
 SOURCES = np.array([[5, 6, 7, 1], [8, 1, 0, 0], [9, 3, 1, 0]])
@@ -83,69 +82,69 @@ TOKENS = np.random.default_rng(0).integers(2, 40, (NUM_ROWS, NUM_NODES + 1))
 
 @functools.cache
 def jitted(name):
-    return jax.jit(getattr(NETWORK, name), static_argnames="num_slots" if name == "init_cache" else None)
+    return jax.jit(getattr(t5.T5Network, name), static_argnames="num_slots" if name == "init_cache" else None)
 
 
-def prefilled(params, num_slots=NUM_SLOTS):
+def prefilled(network, num_slots=NUM_SLOTS):
     """A cache of each row's prefix, of different lengths, with garbage beyond them."""
-    encoded = jitted("encode")(params, jnp.asarray(SOURCES), jnp.asarray(SOURCES > 0))
-    cache = jitted("init_cache")(params, encoded, jnp.asarray(SOURCES > 0), num_slots=num_slots)
+    encoded = jitted("encode")(network, jnp.asarray(SOURCES), jnp.asarray(SOURCES > 0))
+    cache = jitted("init_cache")(network, encoded, jnp.asarray(SOURCES > 0), num_slots=num_slots)
     width = max(map(len, PREFIXES))
     tokens = np.array([row + [39] * (width - len(row)) for row in PREFIXES])
-    cache = jitted("decode")(params, cache, jnp.asarray(tokens))[2]
+    cache = jitted("decode")(network, cache, jnp.asarray(tokens))[2]
     return cache_lib.rollback(cache, jnp.asarray([len(row) for row in PREFIXES]))
 
 
 @functools.cache
 def whole():
     """Teacher forcing, compiled once."""
-    return jax.jit(lambda params, *inputs: t5.T5(CONFIG).apply({"params": params}, *inputs))
+    return jax.jit(lambda network, *inputs: t5.T5(CONFIG).apply({"params": network.params}, *inputs))
 
 
-def logits_after(params, row: int, tokens: list[int]) -> np.ndarray:
+def logits_after(network, row: int, tokens: list[int]) -> np.ndarray:
     """Logits `[V]` after a row's prefix and more tokens, as plain text."""
     tokens = PREFIXES[row] + tokens
     source = jnp.asarray(SOURCES[row : row + 1])
     padded = jnp.asarray(np.pad(tokens, (0, NUM_SLOTS - len(tokens)))[None])
-    return np.asarray(whole()(params, source, source > 0, padded))[0, len(tokens) - 1]
+    return np.asarray(whole()(network, source, source > 0, padded))[0, len(tokens) - 1]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_tree_logits_equal_sequential_decoding_along_each_path(params, seed):
+def test_tree_logits_equal_sequential_decoding_along_each_path(network, seed):
     """Random trees with padding nodes, rows of different prefix lengths."""
     topology = random_tree(seed)
-    cache = prefilled(params)
+    cache = prefilled(network)
     layout = tree.layout(topology, cache.length, NUM_SLOTS)
-    logits, _, _ = jitted("decode")(params, cache, jnp.asarray(TOKENS), layout)
+    logits, _, _ = jitted("decode")(network, cache, jnp.asarray(TOKENS), layout)
     for row in range(NUM_ROWS):
         for position in range(NUM_NODES + 1):
             path = path_to(np.asarray(topology.parents)[row], position)
-            expected = logits_after(params, row, TOKENS[row, path].tolist())
+            expected = logits_after(network, row, TOKENS[row, path].tolist())
             np.testing.assert_allclose(logits[row, position], expected, atol=1e-5)
 
 
-def test_tree_fed_level_by_level_equals_one_call(params):
+def test_tree_fed_level_by_level_equals_one_call(network):
     """As a draft model of trees does."""
     topology = tree.from_branching((2, 2), NUM_ROWS)
-    cache = prefilled(params)
+    cache = prefilled(network)
     start, tokens = cache.length, jnp.asarray(TOKENS[:, :7])
-    at_once, _, _ = jitted("decode")(params, cache, tokens, tree.layout(topology, start, NUM_SLOTS))
+    at_once, _, _ = jitted("decode")(network, cache, tokens, tree.layout(topology, start, NUM_SLOTS))
     parts = []
     for first, last in ((0, 1), (1, 3), (3, 7)):
         layout = tree.layout(topology, start, NUM_SLOTS, first, last)
-        logits, _, cache = jitted("decode")(params, cache, tokens[:, first:last], layout)
+        logits, _, cache = jitted("decode")(network, cache, tokens[:, first:last], layout)
         parts.append(logits)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), at_once, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cache_keeps_exactly_the_accepted_path(params, seed):
+def test_cache_keeps_exactly_the_accepted_path(network, seed):
     """What follows equals plain decoding of the path; earlier slots stay bit-identical."""
     topology = random_tree(seed)
-    cache = prefilled(params)
+    cache = prefilled(network)
     root = cache.length
     layout = tree.layout(topology, root, NUM_SLOTS)
-    _, _, after = jitted("decode")(params, cache, jnp.asarray(TOKENS), layout)
+    _, _, after = jitted("decode")(network, cache, jnp.asarray(TOKENS), layout)
     deepest = np.asarray(depths_of(topology)).argmax(1)
     paths = [path_to(np.asarray(topology.parents)[row], deepest[row])[1:] for row in range(NUM_ROWS)]
     padded = np.array([path + [0] * (NUM_NODES - len(path)) for path in paths])
@@ -158,7 +157,7 @@ def test_cache_keeps_exactly_the_accepted_path(params, seed):
                 kept.values[1][row, :, slots + 1 + offset], after.values[1][row, :, slots + position]
             )
     length = root + 1 + np.array([len(path) for path in paths])
-    logits, _, _ = jitted("decode")(params, cache_lib.rollback(kept, length), jnp.asarray(TOKENS[:, :1]))
+    logits, _, _ = jitted("decode")(network, cache_lib.rollback(kept, length), jnp.asarray(TOKENS[:, :1]))
     for row, path in enumerate(paths):
-        expected = logits_after(params, row, TOKENS[row, [0, *path, 0]].tolist())
+        expected = logits_after(network, row, TOKENS[row, [0, *path, 0]].tolist())
         np.testing.assert_allclose(logits[row, 0], expected, atol=1e-5)

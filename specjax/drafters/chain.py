@@ -1,10 +1,10 @@
-"""Filling a draft of K tokens one after another: what drafters of chains have in common.
+"""Drafting a chain of K tokens one after another: what drafters of chains have in common.
 
 Axes: B rows, K drafts, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,38 +13,93 @@ from specjax import sampling
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws
 
-State = TypeVar("State")  # what a step of a drafter needs and gives, a pytree
+Carry = TypeVar("Carry")  # what a step of a drafter needs and gives, a pytree
+
+
+def draft_chain(
+    logits: jax.Array,
+    carry: Carry,
+    feed: Callable[[Carry, jax.Array], tuple[jax.Array, Carry]],
+    context: Context,
+    draws: Draws | None,
+    num_draft: int,
+    max_length: jax.Array | None = None,
+    min_confidence: float = 0.0,
+) -> tuple[Draft, Carry]:
+    """Drafts step by step: K steps in a scan, or only as many as some row still has use for.
+
+    Args:
+      logits: `[B, 1, V]`, of the first draft.
+      carry: before the first step.
+      feed: takes the carry and the token drawn last, `[B, 1]`; returns the logits of the next, and the carry.
+      context, draws: of the round.
+      num_draft: K. Static.
+      max_length: `[B]`, the most tokens that each row drafts; None: K, in a scan.
+      min_confidence: a row stops before it draws a token from a q whose largest probability is below this.
+        Stopping depends on q alone and not on what would be drawn: that would change the distribution.
+    """
+    draft = empty(context, logits, draws, num_draft)
+    if max_length is None and not min_confidence:
+        draft, _ = append(draft, logits, context, draws, 0)
+
+        def scanned(state: tuple, position: jax.Array) -> tuple[tuple, None]:
+            draft, carry = state
+            logits, carry = feed(carry, _last(draft, position))
+            return (append(draft, logits, context, draws, position)[0], carry), None
+
+        if num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
+            (draft, carry), _ = jax.lax.scan(scanned, (draft, carry), jnp.arange(1, num_draft))
+        return draft.replace(num_drafted=jnp.full_like(context.length, num_draft)), carry
+
+    limit = jnp.full_like(context.length, num_draft) if max_length is None else max_length
+
+    def extend(
+        draft: Draft, logits: jax.Array, going: jax.Array, position: jax.Array
+    ) -> tuple[Draft, jax.Array]:
+        """Appends a token for the rows that go on; returns which do."""
+        drawn, confidence = append(draft, logits, context, draws, position)
+        going = going & (position < limit)
+        if min_confidence:
+            going &= confidence >= min_confidence
+        return drawn.replace(num_drafted=draft.num_drafted + going), going
+
+    def more(state: tuple) -> jax.Array:
+        position, _, going, _ = state
+        return (position < num_draft) & (going & (position < limit)).any()
+
+    def step(state: tuple) -> tuple:
+        position, draft, going, carry = state
+        logits, carry = feed(carry, _last(draft, position))
+        return position + 1, *extend(draft, logits, going, position), carry
+
+    first = jnp.asarray(0, jnp.int32)
+    draft, going = extend(draft, logits, jnp.ones(limit.shape, bool), first)
+    _, draft, _, carry = jax.lax.while_loop(more, step, (first + 1, draft, going, carry))
+    return draft, carry
 
 
 def empty(
-    context: Context,
-    logits: jax.Array | jax.ShapeDtypeStruct,
-    draws: Draws | None,
-    num_draft: int,
-    num_drafted: int,
+    context: Context, logits: jax.Array | jax.ShapeDtypeStruct, draws: Draws | None, num_draft: int
 ) -> Draft:
-    """A draft of K tokens to be filled; q is kept only where something is drawn from it.
+    """Returns a draft of K tokens to be filled; q is kept only where something is drawn from it.
 
     Args:
       context: of the rows.
       logits: `[B, ..., V]`, of which shape and dtype count; abstract ones will do.
       draws: None in the greedy program.
       num_draft: K.
-      num_drafted: what every row is said to draft.
     """
     num_rows, num_ids = logits.shape[0], context.options.num_ids or logits.shape[-1]
-    tokens = jnp.zeros((num_rows, num_draft), jnp.int32)
     dtype = jnp.promote_types(logits.dtype, jnp.float32)
     probs = None if draws is None else jnp.zeros((num_rows, num_draft, num_ids), dtype)
-    return Draft(tokens, jnp.full_like(context.length, num_drafted), probs)
+    return Draft(jnp.zeros((num_rows, num_draft), jnp.int32), jnp.zeros_like(context.length), probs)
 
 
-def put(
+def append(
     draft: Draft, logits: jax.Array, context: Context, draws: Draws | None, position: jax.typing.ArrayLike
 ) -> tuple[Draft, jax.Array]:
     """Draws the draft at `position` from `logits` `[B, 1, V]`; beside it the largest of q, `[B]`."""
-    num_draft = draft.tokens.shape[1]
-    before = (jnp.arange(num_draft) < position)[None, None]
+    before = (jnp.arange(draft.tokens.shape[1]) < position)[None, None]
     history = sampling.history(context, draft.tokens, before)
     if draws is None or draft.probs is None:
         adjusted = sampling.adjust(logits, context.options, history)
@@ -61,65 +116,17 @@ def put(
     return draft, jnp.where(greedy, _largest(adjusted), probs.max(axis=-1))
 
 
-def draw_up_to(
-    draft: Draft,
-    logits: jax.Array,
-    state: State,
-    feed: Callable[[State, jax.Array], tuple[jax.Array, State]],
-    context: Context,
-    draws: Draws | None,
-    wanted: jax.Array,
-    min_confidence: float,
-) -> tuple[Draft, State]:
-    """Fills an empty draft, as many steps as some row still has use for.
-
-    Args:
-      draft: of no tokens yet.
-      logits: `[B, 1, V]`, of the first draft.
-      state: before the first step.
-      feed: takes the state and the token drawn last, `[B, 1]`; returns the logits of the next, and the state.
-      context, draws: of the round.
-      wanted: `[B]`, the most tokens that each row is to draft.
-      min_confidence: a row stops before it draws a token from a q whose largest probability is below this.
-        Stopping depends on q alone and not on what would be drawn: that would change the law.
-    """
-    num_draft = draft.tokens.shape[1]
-
-    def add(
-        draft: Draft, logits: jax.Array, going: jax.Array, position: jax.Array
-    ) -> tuple[Draft, jax.Array]:
-        drawn, confidence = put(draft, logits, context, draws, position)
-        going = going & (position < wanted)
-        if min_confidence:
-            going &= confidence >= min_confidence
-        return drawn.replace(num_drafted=draft.num_drafted + going), going
-
-    def more(carry: tuple) -> jax.Array:
-        position, _, going, _ = carry
-        return (position < num_draft) & (going & (position < wanted)).any()
-
-    def step(carry: tuple) -> tuple:
-        position, draft, going, state = carry
-        logits, state = feed(state, last(draft, position))
-        return position + 1, *add(draft, logits, going, position), state
-
-    first = jnp.asarray(0, jnp.int32)
-    drawn, going = add(draft, logits, jnp.ones(wanted.shape, bool), first)
-    _, draft, _, state = jax.lax.while_loop(more, step, (first + 1, drawn, going, state))
-    return draft, state
-
-
-def last(draft: Draft, position: jax.Array) -> jax.Array:
-    """The token `[B, 1]` drafted before `position`."""
+def _last(draft: Draft, position: jax.Array) -> jax.Array:
+    """Returns the token `[B, 1]` drafted before `position`."""
     return jax.lax.dynamic_slice_in_dim(draft.tokens, position - 1, 1, axis=1)
 
 
-def _set(values: jax.Array, entry: jax.Array, position: jax.typing.ArrayLike) -> jax.Array:
+def _set(values: jax.Array, entry: jax.Array, position: Any) -> jax.Array:
     """Replaces entry `position` along axis 1 of `values` `[B, K, ...]` by `entry` `[B, ...]`."""
     return jax.lax.dynamic_update_index_in_dim(values, entry.astype(values.dtype), position, axis=1)
 
 
 def _largest(logits: jax.Array) -> jax.Array:
-    """`[B]`, the largest probability of logits `[B, 1, V]`."""
+    """Returns `[B]`, the largest probability of logits `[B, 1, V]`."""
     logits = logits[:, 0].astype(jnp.promote_types(logits.dtype, jnp.float32))
     return jnp.exp(logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1))

@@ -4,51 +4,61 @@ EAGLE (Li et al. 2024), EAGLE-2 (Li et al. 2024, section 4), EAGLE-3 (Li et al. 
 drafts, D depth, k nodes that a level expands, T cache slots, W width of the network, V vocabulary.
 """
 
-import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.drafters import chain, pairs
-from specjax.drafters.wanted import nothing_like
-from specjax.types import Context, Draft, Draws, Params, Round, Tree
+from specjax.drafters.model import check_num_draft
+from specjax.types import Context, Draft, Drafter, Draws, Tree
 
 
-@dataclasses.dataclass(frozen=True)
-class EagleDrafter(pairs.PairChain):
+class EagleDrafter(pairs.PairDrafter):
     """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
 
     Attributes:
-      network, num_draft: see `pairs.PairChain`.
-      min_confidence: a row stops early by it; see `chain.draw_up_to`.
+      num_draft: K.
+      min_confidence: a row stops early by it; see `chain.draft_chain`.
     """
 
-    min_confidence: float = 0.0
+    num_draft: int = struct.field(pytree_node=False)
+    min_confidence: float = struct.field(pytree_node=False, default=0.0)
 
-    def run(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None, wanted: jax.Array
+    def with_min_confidence(self, min_confidence: float) -> Drafter:
+        """Returns the drafter with it."""
+        return self.replace(min_confidence=min_confidence)
+
+    def propose(
+        self, state: pairs.PairState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, pairs.PairState]:
-        """One call on the new pairs, then as many steps as some row still has use for."""
-        hidden, state, ready = pairs.feed(self.network, params, state, context)
+        """One call on the new pairs, then a step for each further token."""
+        hidden, state, ready = self.feed(state, context)
 
         def feed(carry: tuple, token: jax.Array) -> tuple[jax.Array, tuple]:
             hidden, cache = carry
             layout = tree_lib.chain_layout(cache.length, 1, cache.num_slots)
-            hidden, cache = self.network.decode(params, cache, hidden, token, layout)
-            return self.network.head(params, hidden), (hidden, cache)
+            hidden, cache = self.network.decode(cache, hidden, token, layout)
+            return self.network.head(hidden), (hidden, cache)
 
-        empty, logits = self.empty(params, state, context, draws), self.network.head(params, hidden)
-        wanted = jnp.where(ready, wanted, 0)
-        draft, (_, cache) = chain.draw_up_to(
-            empty, logits, (hidden, state.cache), feed, context, draws, wanted, self.min_confidence
+        draft, (_, cache) = chain.draft_chain(
+            self.network.head(hidden),
+            (hidden, state.cache),
+            feed,
+            context,
+            draws,
+            self.num_draft,
+            max_length,
+            self.min_confidence,
         )
+        draft = draft.replace(num_drafted=jnp.where(ready, draft.num_drafted, 0))
         return draft, state.replace(cache=cache_lib.rollback(cache, state.cache.length))
 
 
-@dataclasses.dataclass(frozen=True)
-class EagleTreeDrafter:
+class EagleTreeDrafter(pairs.PairDrafter):
     """Drafts the tree of N nodes that the layer finds likeliest (EAGLE-2).
 
     A node's value is the product of q along its path. Each level expands the k nodes of the largest value by
@@ -59,65 +69,51 @@ class EagleTreeDrafter:
       ValueError: a number below 1, or more nodes than are made.
 
     Attributes:
-      network: the layer. Static.
       num_draft: N.
-      max_depth: D.
+      depth: D.
       num_expanded: k.
     """
 
-    network: pairs.PairNetwork
-    num_draft: int
-    max_depth: int
-    num_expanded: int
+    num_draft: int = struct.field(pytree_node=False)
+    depth: int = struct.field(pytree_node=False)
+    num_expanded: int = struct.field(pytree_node=False)
+
     drafts_trees = True
 
     def __post_init__(self) -> None:
-        made = self.num_expanded + (self.max_depth - 1) * self.num_expanded**2
-        if min(self.num_draft, self.max_depth, self.num_expanded) < 1 or self.num_draft > made:
+        made = self.num_expanded + (self.depth - 1) * self.num_expanded**2
+        if min(self.num_draft, self.depth, self.num_expanded) < 1 or self.num_draft > made:
             raise ValueError(
-                f"num_draft={self.num_draft}, max_depth={self.max_depth}, num_expanded={self.num_expanded}: "
-                f"each must be at least 1, and num_draft at most the {made} nodes that are made"
+                f"`num_draft`, `max_depth` and `num_expanded` must be at least 1, and num_draft at most the "
+                f"{made} nodes that are made, got {self.num_draft}, {self.depth} and {self.num_expanded}"
             )
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> pairs.PairState:
-        """See `pairs`."""
-        del prefix_width
-        num_nodes = self.max_depth * self.num_expanded
-        return pairs.init(self.network, params, context, self.max_depth, num_nodes)
+    @property
+    def max_depth(self) -> int:
+        """D."""
+        return self.depth
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """A round in which no row drafts is a plain step."""
-        return (0, self.num_draft)
+    def num_extra_slots(self) -> int:
+        """Of all levels."""
+        return self.depth * self.num_expanded
 
     def propose(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None
+        self, state: pairs.PairState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, pairs.PairState]:
         """One call on the new pairs, and one a level below the first."""
-        del draws
-        return self._run(params, context, state)
-
-    def propose_up_to(
-        self, params: Params, state: pairs.PairState, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, pairs.PairState]:
-        """The same for rows that want a tree; none, and no call, where no row does."""
-        del draws
-        run = lambda state: self._run(params, context, state)  # noqa: E731
-        feed_only = lambda state: pairs.feed(self.network, params, state, context).state  # noqa: E731
-        return pairs.draft_if_wanted(run, feed_only, nothing_like(run, state), state, wanted)
-
-    def _run(self, params: Params, context: Context, state: pairs.PairState) -> tuple[Draft, pairs.PairState]:
+        del draws, max_length
         width, num_rows = self.num_expanded, len(context.length)
-        hidden, state, ready = pairs.feed(self.network, params, state, context)
-        value, token = self._children(params, hidden, context)
+        hidden, state, ready = self.feed(state, context)
+        value, token = self._children(hidden, context)
         values, tokens = [value[:, 0]], [token[:, 0]]
         parents = [jnp.full((num_rows, width), -1)]
         # The nodes that are expanded: of the first level all.
         hidden = jnp.broadcast_to(hidden, (num_rows, width, hidden.shape[-1]))
         front = jnp.broadcast_to(jnp.arange(width)[None], (num_rows, width))
-        above = jnp.zeros((num_rows, width, (self.max_depth - 1) * width), bool)
+        above = jnp.zeros((num_rows, width, (self.depth - 1) * width), bool)
         key_depth, cache = jnp.arange(above.shape[2])[None, :] // width, state.cache
-        for depth in range(self.max_depth - 1):
+        for depth in range(self.depth - 1):
             made_values, made_tokens = (jnp.concatenate(x, axis=1) for x in (values, tokens))
             itself = jnp.eye(width, above.shape[2], depth * width, dtype=bool)
             above = above | itself[None]
@@ -125,8 +121,8 @@ class EagleTreeDrafter:
                 above, jnp.full((1, width), depth), key_depth, state.cache.length, cache.num_slots
             )
             at_front = jnp.take_along_axis(made_tokens, front, axis=1)
-            hidden, cache = self.network.decode(params, cache, hidden, at_front, layout)
-            value, token = self._children(params, hidden, context)
+            hidden, cache = self.network.decode(cache, hidden, at_front, layout)
+            value, token = self._children(hidden, context)
             value = value + jnp.take_along_axis(made_values, front, axis=1)[..., None]
             flat = value.reshape(num_rows, -1)
             best = jax.lax.top_k(flat, width)[1]
@@ -141,11 +137,11 @@ class EagleTreeDrafter:
         all_nodes = [jnp.concatenate(x, axis=1) for x in (values, tokens, parents)]
         best_tokens, best_parents = self._keep_best(*all_nodes)
         valid = jnp.broadcast_to(ready[:, None], best_tokens.shape)
-        return tree_lib.draft(Tree(best_parents, valid, self.max_depth), best_tokens), state
+        return tree_lib.draft(Tree(best_parents, valid, self.depth), best_tokens), state
 
-    def _children(self, params: Params, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def _children(self, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """log q and ids `[B, n, k]` of the likeliest tokens after each of n nodes `[B, n, W]`."""
-        logits = self.network.head(params, hidden)[..., : context.options.num_ids]
+        logits = self.network.head(hidden)[..., : context.options.num_ids]
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         value, token = jax.lax.top_k(jax.nn.log_softmax(logits, axis=-1), self.num_expanded)
         return value, token.astype(jnp.int32)
@@ -162,7 +158,30 @@ class EagleTreeDrafter:
         above = jnp.take_along_axis(position, jnp.maximum(parent, 0), axis=1)
         return jnp.take_along_axis(tokens, kept, axis=1), jnp.where(parent < 0, 0, above)
 
-    def commit(self, params: Params, state: pairs.PairState, round: Round) -> pairs.PairState:
-        """Keeps the pairs of the accepted path."""
-        del params
-        return pairs.remember(state, round)
+
+def eagle(heads: Any, num_draft: int = 4) -> EagleDrafter:
+    """Returns a drafter of chains from an EAGLE layer (`specjax.load_heads`).
+
+    Raises:
+      ValueError: heads of another kind; `num_draft` is below 1.
+    """
+    pairs.check_heads(heads, "eagle", 1)
+    check_num_draft(num_draft)
+    return EagleDrafter(heads, num_draft)
+
+
+def eagle_tree(heads: Any, num_draft: int = 8, max_depth: int = 4, num_expanded: int = 3) -> EagleTreeDrafter:
+    """Returns a drafter of trees that an EAGLE layer chooses as it goes (EAGLE-2, Li et al. 2024).
+
+    Args:
+      heads: of `specjax.load_heads`.
+      num_draft: N, nodes that are kept.
+      max_depth: levels that are made.
+      num_expanded: nodes of a level that get children, as many each.
+
+    Raises:
+      ValueError: heads of another kind; more nodes than are made.
+    """
+    pairs.check_heads(heads, "eagle", 1)
+    pairs.check_whole(num_draft=num_draft, max_depth=max_depth, num_expanded=num_expanded)
+    return EagleTreeDrafter(heads, num_draft, max_depth, num_expanded)

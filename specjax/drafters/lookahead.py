@@ -11,8 +11,6 @@ downwards, with what the target says below it, is an n-gram of text. The window 
 nodes are never accepted, and only its own see them.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,8 @@ from flax import struct
 
 from specjax import sampling
 from specjax import tree as tree_lib
-from specjax.types import Context, Draft, Draws, Params, Round, Tree
+from specjax.drafters.pairs import check_whole
+from specjax.types import Context, Draft, Drafter, Draws, Round, Tree
 
 
 class LookaheadState(struct.PyTreeNode):
@@ -39,12 +38,11 @@ class LookaheadState(struct.PyTreeNode):
     num_made: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """Drafts the newest n-grams that begin with the last token, and carries the window along.
 
     Candidates are not drawn: their q is one-hot. They follow from what was committed before, so
-    the law is the target's above temperature 0 as well; the window goes by the target's argmax.
+    the distribution is the target's above temperature 0 as well; the window goes by the target's argmax.
 
     Raises:
       ValueError: a number that is too small.
@@ -52,26 +50,28 @@ class LookaheadDrafter:
     Attributes:
       num_columns: W.
       ngram: n, at least 2.
-      num_candidates: G.
+      num_ngrams: G.
       pool_size: P.
     """
 
-    num_columns: int
-    ngram: int
-    num_candidates: int
-    pool_size: int = 64
+    num_columns: int = struct.field(pytree_node=False)
+    ngram: int = struct.field(pytree_node=False)
+    num_ngrams: int = struct.field(pytree_node=False)
+    pool_size: int = struct.field(pytree_node=False, default=64)
+
     drafts_trees = True
+    can_skip = False  # the window needs every round
 
     def __post_init__(self) -> None:
-        if self.ngram < 2 or min(self.num_columns, self.num_candidates) < 1:
+        if self.ngram < 2 or min(self.num_columns, self.num_ngrams) < 1:
             raise ValueError(
-                f"num_columns={self.num_columns}, ngram={self.ngram}, num_candidates={self.num_candidates}: "
-                "give at least 1, 2 and 1"
+                "`num_columns`, `ngram` and `num_candidates` must be at least 1, 2 and 1, got "
+                f"{self.num_columns}, {self.ngram} and {self.num_ngrams}"
             )
-        if self.pool_size < max(self.num_columns, self.num_candidates):
+        if self.pool_size < max(self.num_columns, self.num_ngrams):
             raise ValueError(
-                f"pool_size={self.pool_size}: must hold a round's {self.num_columns} n-grams, and the "
-                f"{self.num_candidates} candidates"
+                f"`pool_size` must hold a round's {self.num_columns} n-grams and the {self.num_ngrams} "
+                f"candidates, got {self.pool_size}"
             )
 
     @property
@@ -80,18 +80,18 @@ class LookaheadDrafter:
         return self.ngram - 1
 
     @property
-    def num_candidate_nodes(self) -> int:
-        """G L."""
-        return self.num_candidates * self.max_depth
+    def num_candidates(self) -> int:
+        """G L nodes; the window's ride along."""
+        return self.num_ngrams * self.max_depth
 
     @property
     def num_draft(self) -> int:
         """All nodes, the window's among them."""
-        return self.num_candidate_nodes + self.max_depth * self.num_columns
+        return self.num_candidates + self.max_depth * self.num_columns
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> LookaheadState:
+    def init(self, context: Context, prefix_width: int) -> LookaheadState:
         """The first guesses are the first tokens of the source; the pool is empty."""
-        del params, prefix_width
+        del prefix_width
         num_rows = len(context.length)
         length = jnp.maximum(context.source_mask.sum(1, dtype=jnp.int32), 1)
         index = jnp.arange(self.num_columns)[None, :] % length[:, None]
@@ -101,13 +101,13 @@ class LookaheadDrafter:
         return LookaheadState(window, pool, pool[..., 0], jnp.zeros(num_rows, jnp.int32))
 
     def propose(
-        self, params: Params, state: LookaheadState, context: Context, draws: Draws | None
+        self, state: LookaheadState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, LookaheadState]:
         """The newest n-grams that begin with the last token; no network runs."""
-        del params, draws
+        del draws, max_length
         last, _ = context.last_tokens(1)
         fits = (state.pool[..., 0] == last) & (state.stamp >= 0)
-        stamp, newest = jax.lax.top_k(jnp.where(fits, state.stamp, -1), self.num_candidates)
+        stamp, newest = jax.lax.top_k(jnp.where(fits, state.stamp, -1), self.num_ngrams)
         found = jnp.take_along_axis(state.pool, newest[..., None], axis=1)[..., 1:]
         there = jnp.repeat(stamp >= 0, self.max_depth, axis=1)
         candidates = jnp.where(there, found.reshape(there.shape), 0)
@@ -116,20 +116,19 @@ class LookaheadDrafter:
         parents = jnp.broadcast_to(jnp.asarray(self._parents())[None], tokens.shape)
         valid = jnp.concatenate([there, jnp.zeros(window.shape, bool)], axis=1)
         tree = Tree(parents, valid, self.max_depth)
-        return tree_lib.draft(tree, tokens, num_candidates=self.num_candidate_nodes), state
+        return tree_lib.draft(tree, tokens, num_candidates=self.num_candidates), state
 
     def _parents(self) -> np.ndarray:
         """`[N] int32`, call positions."""
-        depth, first = self.max_depth, self.num_candidate_nodes + 1
-        candidates = np.arange(self.num_candidate_nodes)
+        depth, first = self.max_depth, self.num_candidates + 1
+        candidates = np.arange(self.num_candidates)
         candidates = np.where(candidates % depth == 0, 0, candidates)
         level_0 = np.concatenate([[0], first + np.arange(self.num_columns - 1)])
         below = first + np.arange((depth - 1) * self.num_columns)
         return np.concatenate([candidates, level_0, below]).astype(np.int32)
 
-    def commit(self, params: Params, state: LookaheadState, round: Round) -> LookaheadState:
+    def commit(self, state: LookaheadState, round: Round) -> LookaheadState:
         """Reads the window's n-grams into the pool, and moves the window on by what was committed."""
-        del params
         num_rows, width = len(state.num_made), self.num_columns
         logits = round.logits[:, -width:, : round.context.options.num_ids]
         said = sampling.argmax(logits)  # below each column
@@ -151,3 +150,17 @@ class LookaheadDrafter:
             stamp=stamp.at[rows, place].set(new_stamp),
             num_made=state.num_made + width,
         )
+
+
+def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> LookaheadDrafter:
+    """Returns a drafter of n-grams that the target makes on the side (Fu et al. 2024); it needs no model.
+
+    Args:
+      num_columns, ngram: width and depth of the window in which they are made.
+      num_candidates: n-grams that are proposed in a round.
+
+    Raises:
+      ValueError: a number that is too small.
+    """
+    check_whole(num_columns=num_columns, ngram=ngram, num_candidates=num_candidates)
+    return LookaheadDrafter(num_columns, ngram, num_candidates)

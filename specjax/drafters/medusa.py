@@ -1,31 +1,33 @@
-"""Heads on the target's last hidden state that each say one token further ahead.
+"""Heads on the target's last hidden state that each predict one token further ahead.
 
 Medusa (Cai et al. 2024). Axes: B rows, N nodes, D depth, M width of the features, V vocabulary.
 """
 
-import dataclasses
-import functools
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree as tree_lib
-from specjax.drafters.branching import Branching
-from specjax.drafters.wanted import draft_if_wanted, nothing_like
-from specjax.types import Context, Draft, Draws, Params, Round
+from specjax.drafters.model import as_branching
+from specjax.drafters.pairs import check_heads
+from specjax.types import Context, Draft, Drafter, Draws, Network, Round
 
 
 class AheadNetwork(Protocol):
-    """Heads as a pure function. Hashable: static."""
+    """Heads with their params. `models.heads` has some."""
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
+    def params(self) -> Any:
+        """Their own arrays."""
 
-    def ahead(self, params: Params, features: jax.Array, depth: int) -> jax.Array:
-        """Logits `[B, depth, V]` of the tokens 2, 3, ... after features `[B, M]`."""
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if they were made for another target."""
+
+    def ahead(self, features: jax.Array, depth: int) -> jax.Array:
+        """Returns logits `[B, depth, V]` of the tokens 2, 3, ... after features `[B, M]`."""
 
 
 class MedusaState(struct.PyTreeNode):
@@ -35,52 +37,65 @@ class MedusaState(struct.PyTreeNode):
     ready: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class MedusaDrafter(Branching):
+class MedusaDrafter(Drafter):
     """Drafts a tree of the heads' likeliest tokens: a node of depth d has the first of head d as children.
 
     They are not drawn: their q is one-hot, and above temperature 0 x is accepted with probability p(x).
-    Penalties do not move the heads' ranks. A row's first round is a plain step.
+    Penalties do not move the heads' ranks. A row's first round is a decoding step.
 
     Raises:
       ValueError: `branching` is empty, no tuple, or holds a number below 1.
 
     Attributes:
-      network: the heads, at least as many as the tree is deep. Static.
+      network: the heads, at least as many as the tree is deep.
       branching: children of a node at each depth; all 1: a chain.
     """
 
     network: AheadNetwork
+    branching: tuple[int, ...] = struct.field(pytree_node=False)
+
+    drafts_trees = True
+
+    def __post_init__(self) -> None:
+        tree_lib.check_branching(self.branching)
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """A round in which no row drafts is a plain step."""
+    def num_draft(self) -> int:
+        """Nodes of the tree."""
+        return tree_lib.level_starts(self.branching)[-1] - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Levels of the tree."""
+        return len(self.branching)
+
+    @property
+    def call_widths(self) -> tuple[int, ...]:
+        """A round in which no row drafts is a decoding step."""
         return (0, self.num_draft)
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> MedusaState:
+    @property
+    def own_params(self) -> Any:
+        """Those of the heads; the vocabulary head may be the target's."""
+        return self.network.params
+
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if the heads were made for another target."""
+        self.network.check(target)
+
+    def init(self, context: Context, prefix_width: int) -> MedusaState:
         """No feature before the first target call."""
-        del params, prefix_width
+        del prefix_width
         num_rows, _, width = context.encoded.shape
         feature = jnp.zeros((num_rows, width), context.encoded.dtype)
         return MedusaState(feature, jnp.zeros(num_rows, bool))
 
     def propose(
-        self, params: Params, state: MedusaState, context: Context, draws: Draws | None
+        self, state: MedusaState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, MedusaState]:
         """One call of all heads."""
-        del draws
-        return self._run(params, context, state)
-
-    def propose_up_to(
-        self, params: Params, state: MedusaState, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, MedusaState]:
-        """The same for rows that want a tree; none, and no call, where no row does."""
-        del draws
-        run = functools.partial(self._run, params, context)
-        return draft_if_wanted(run, lambda state: state, nothing_like(run, state), state, wanted)
-
-    def _run(self, params: Params, context: Context, state: MedusaState) -> tuple[Draft, MedusaState]:
-        logits = self.network.ahead(params, state.feature, self.max_depth)[..., : context.options.num_ids]
+        del draws, max_length
+        logits = self.network.ahead(state.feature, self.max_depth)[..., : context.options.num_ids]
         tree = tree_lib.from_branching(self.branching, len(context.length))
         num_parents, levels = 1, []
         for depth, num_children in enumerate(self.branching):
@@ -91,10 +106,23 @@ class MedusaDrafter(Branching):
         tree = tree.replace(valid=tree.valid & state.ready[:, None])
         return tree_lib.draft(tree, tokens), state
 
-    def commit(self, params: Params, state: MedusaState, round: Round) -> MedusaState:
+    def commit(self, state: MedusaState, round: Round) -> MedusaState:
         """Keeps the feature after the last accepted token, from which `next_token` was chosen."""
-        del params
-        verdict = round.verdict
-        last = jnp.take_along_axis(verdict.call_positions, verdict.num_accepted[:, None], axis=1)
+        last = jnp.take_along_axis(round.call_positions, round.result.num_accepted[:, None], axis=1)
         feature = jnp.take_along_axis(round.features, last[..., None], axis=1)[:, 0]
         return MedusaState(feature.astype(state.feature.dtype), jnp.ones_like(state.ready))
+
+
+def medusa(heads: Any, branching: Sequence[int] = (3, 2, 1)) -> MedusaDrafter:
+    """Returns a drafter of trees from Medusa heads (`specjax.load_heads`).
+
+    Args:
+      heads: of `specjax.load_heads`.
+      branching: as of `tree_from_model`.
+
+    Raises:
+      ValueError: heads of another kind, or fewer than the tree is deep.
+    """
+    branching = as_branching(branching)
+    check_heads(heads, "medusa", len(branching))
+    return MedusaDrafter(heads, branching)

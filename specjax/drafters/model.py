@@ -1,129 +1,248 @@
-"""A smaller model as drafter: K steps of it in a scan, with its own cache and encoder.
+"""A smaller model as drafter: of a chain, K steps in a scan, or of a token tree, level by level.
 
-Leviathan et al. 2023, section 2. Axes: B rows, K drafts, V vocabulary.
+Leviathan et al. 2023, section 2; trees: SpecInfer (Miao et al. 2024), siblings drawn without replacement as
+in Jeon et al. 2024. Axes: B rows, K drafts, N nodes, V vocabulary.
 """
 
-import dataclasses
-import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax import cache as cache_lib
+from specjax import sampling
+from specjax import tree as tree_lib
 from specjax.drafters import chain
-from specjax.drafters.wanted import draft_if_wanted
-from specjax.types import Context, Draft, Draws, Network, Params, Round
+from specjax.draws import Stream
+from specjax.types import Context, Draft, Drafter, Draws, Network, Round
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelDrafter:
-    """Draws K tokens from a draft model. Its state is that model's cache.
+class _OfModel(Drafter):
+    """What drafters of a draft model have in common. Their state is that model's cache.
 
     Invariant: between rounds the cache holds all committed tokens but the last one, or the last
-    two after a fully accepted round (the last draft was never fed). So a round's first call takes
-    the last two tokens; a row that lacks only one has the other written again, unchanged.
+    two after a fully accepted round (the last draft was never fed), or less after rounds without a draft.
 
     Attributes:
-      network: the draft model. Static.
-      num_draft: K.
-      share_encoder: use the target's encoder output in place of the draft's own; widths must agree.
-      min_confidence: a row stops early by it; see `chain.draw_up_to`.
+      network: the draft model.
     """
 
     network: Network
-    num_draft: int
-    share_encoder: bool = False
-    min_confidence: float = 0.0
 
     @property
-    def max_depth(self) -> int:
-        """K."""
-        return self.num_draft
+    def vocabulary(self) -> Any:
+        """Of the draft model."""
+        return self.network.vocabulary
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> cache_lib.Cache:
+    def check(self, target: Network) -> None:
+        """Raises a ValueError where vocabulary or encoder width do not fit."""
+        check_network(self.network, target, self.reads_target_encoder)
+
+    @property
+    def reads_target_encoder(self) -> bool:
+        """Whether the draft model's decoder reads the target's encoder output."""
+        return False
+
+    def init(self, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
-        encoded = encode(self.network, params, context, self.share_encoder)
-        return init_cache(self.network, params, encoded, context, prefix_width, self.num_draft)
+        encoded = context.encoded if self.reads_target_encoder else encode(self.network, context)
+        return init_cache(self.network, encoded, context, prefix_width, self.num_draft)
+
+
+class ModelDrafter(_OfModel):
+    """Draws a chain of K tokens from a draft model.
+
+    Attributes:
+      num_draft: K.
+      share_encoder: use the target's encoder output in place of the draft's own; widths must agree.
+      min_confidence: a row stops early by it; see `chain.draft_chain`.
+    """
+
+    num_draft: int = struct.field(pytree_node=False)
+    share_encoder: bool = struct.field(pytree_node=False, default=False)
+    min_confidence: float = struct.field(pytree_node=False, default=0.0)
+
+    @property
+    def reads_target_encoder(self) -> bool:
+        """As `share_encoder` states."""
+        return self.share_encoder
+
+    def with_min_confidence(self, min_confidence: float) -> Drafter:
+        """Returns the drafter with it."""
+        return self.replace(min_confidence=min_confidence)
 
     def propose(
-        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None
+        self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, cache_lib.Cache]:
-        """K steps of the draft model; every row drafts K tokens, unless `min_confidence` stops it."""
-        if self.min_confidence:
-            wanted = jnp.full_like(context.length, self.num_draft)
-            return self.propose_up_to(params, cache, context, draws, wanted)
-        logits, cache = catch_up(self.network, params, cache, context)
+        """K steps of the draft model, or as many as some row still has use for."""
+        if max_length is not None:  # rounds without a draft leave the cache behind
+            cache = feed_missing(self.network, cache, context, self.num_draft + 1)
+        logits, cache = catch_up(self.network, cache, context)
 
-        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
-            draft, cache = carry
-            logits, cache = self._feed(params, cache, chain.last(draft, position))
-            return (chain.put(draft, logits, context, draws, position)[0], cache), None
+        def feed(cache: cache_lib.Cache, token: jax.Array) -> tuple[jax.Array, cache_lib.Cache]:
+            logits, _, cache = self.network.decode(cache, token)
+            return logits, cache
 
-        draft = chain.empty(context, logits, draws, self.num_draft, self.num_draft)
-        draft, _ = chain.put(draft, logits, context, draws, 0)
-        if self.num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
-            (draft, cache), _ = jax.lax.scan(step, (draft, cache), jnp.arange(1, self.num_draft))
-        return draft, cache
+        return chain.draft_chain(
+            logits, cache, feed, context, draws, self.num_draft, max_length, self.min_confidence
+        )
 
-    def propose_up_to(
-        self, params: Params, cache: cache_lib.Cache, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, cache_lib.Cache]:
-        """As many steps as some row still has use for; none, and no call, where no row wants any.
-
-        Rounds without a draft leave the cache behind; it catches up here.
-
-        Args:
-          wanted: `[B]`, the most tokens that each row is to draft.
-        """
-
-        def run(cache: cache_lib.Cache) -> tuple[Draft, cache_lib.Cache]:
-            cache = feed_missing(self.network, params, cache, context, self.num_draft + 1)
-            logits, cache = catch_up(self.network, params, cache, context)
-            empty = chain.empty(context, logits, draws, self.num_draft, 0)
-            feed = functools.partial(self._feed, params)
-            return chain.draw_up_to(empty, logits, cache, feed, context, draws, wanted, self.min_confidence)
-
-        logits = jax.eval_shape(lambda: catch_up(self.network, params, cache, context)[0])
-        nothing = chain.empty(context, logits, draws, self.num_draft, 0)
-        return draft_if_wanted(run, lambda cache: cache, nothing, cache, wanted)
-
-    def _feed(
-        self, params: Params, cache: cache_lib.Cache, token: jax.Array
-    ) -> tuple[jax.Array, cache_lib.Cache]:
-        """Logits `[B, 1, V]` after one more token `[B, 1]`."""
-        logits, _, cache = self.network.decode(params, cache, token)
-        return logits, cache
-
-    def commit(self, params: Params, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
+    def commit(self, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Forgets what was not committed; the last committed token was not fed yet."""
-        del params
         return cache_lib.trim(cache, round.context.length - 1)
 
 
-def encode(network: Network, params: Params, context: Context, share_encoder: bool) -> jax.Array:
-    """The encoder output `[B, S, M]` that a draft model reads: its own, or the target's."""
-    if share_encoder:
-        return context.encoded
-    return network.encode(params, context.source_ids, context.source_mask)
+class ModelTreeDrafter(_OfModel):
+    """Draws a tree from a draft model. Greedy rows get the most likely tokens as siblings.
+
+    Raises:
+      ValueError: `branching` is empty, no tuple, or holds a number below 1.
+
+    Attributes:
+      branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes.
+      with_replacement: siblings are independent draws, and may be equal.
+      share_encoder: as of `ModelDrafter`.
+    """
+
+    branching: tuple[int, ...] = struct.field(pytree_node=False)
+    with_replacement: bool = struct.field(pytree_node=False, default=False)
+    share_encoder: bool = struct.field(pytree_node=False, default=False)
+
+    drafts_trees = True
+
+    def __post_init__(self) -> None:
+        tree_lib.check_branching(self.branching)
+
+    @property
+    def num_draft(self) -> int:
+        """Nodes of the tree."""
+        return tree_lib.level_starts(self.branching)[-1] - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Levels of the tree."""
+        return len(self.branching)
+
+    @property
+    def reads_target_encoder(self) -> bool:
+        """As `share_encoder` states."""
+        return self.share_encoder
+
+    def propose(
+        self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
+    ) -> tuple[Draft, cache_lib.Cache]:
+        """One call of the draft model a level; every row drafts every node that q gives a token for."""
+        if max_length is not None:
+            cache = feed_missing(self.network, cache, context, self.max_depth + 1)
+        num_rows = len(context.length)
+        starts = tree_lib.level_starts(self.branching)
+        tree = tree_lib.from_branching(self.branching, num_rows)
+        before = tree_lib.ancestors(tree)[:, :, 1:]
+        logits, cache = catch_up(self.network, cache, context)
+        tokens = jnp.zeros((num_rows, self.num_draft), jnp.int32)
+        valid: list[jax.Array] = []
+        q: list[jax.Array] = []
+        for depth, (first, last) in enumerate(itertools.pairwise(starts[:-1])):
+            if depth:
+                layout = tree_lib.layout(tree, context.length - 1, cache.num_slots, first, last)
+                logits, _, cache = self.network.decode(cache, tokens[:, first - 1 : last - 1], layout)
+            history = sampling.history(context, tokens, before[:, first:last])
+            children, drawn, probs = self._children(logits, history, context, draws, depth, last - 1)
+            tokens = tokens.at[:, last - 1 : last - 1 + children.shape[1]].set(children)
+            valid.append(drawn)
+            q += [] if probs is None else [probs]
+        tree = tree.replace(valid=tree_lib.whole(tree_lib.ancestors(tree), jnp.concatenate(valid, axis=1)))
+        probs = jnp.concatenate(q, axis=1) if q else None
+        return tree_lib.draft(tree, tokens, probs, self.with_replacement), cache
+
+    def _children(
+        self,
+        logits: jax.Array,
+        history: sampling.History,
+        context: Context,
+        draws: Draws | None,
+        depth: int,
+        first: int,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Draws the children of one level's nodes, siblings side by side; `first` is the first one's node.
+
+        Returns:
+          tokens and whether q had one left to draw, `[B, nodes * branching]`; q `[B, nodes, V]`.
+        """
+        adjusted = sampling.adjust(logits, context.options, history)
+        num_parents, num_children = logits.shape[1], self.branching[depth]
+        if draws is None:
+            ranked = jax.lax.top_k(adjusted, num_children)[1].reshape(len(logits), -1)
+            return ranked.astype(jnp.int32), jnp.ones(ranked.shape, bool), None
+        probs = sampling.process(logits, context.options, history)
+        greedy = sampling.is_greedy(context.options.temperature)[:, None]
+        tokens, drawn = [], []
+        for parent in range(num_parents):
+            q, taken = probs[:, parent], jnp.zeros_like(probs[:, parent], bool)
+            for child in range(num_children):
+                node = first + parent * num_children + child
+                left = jnp.where(taken, 0.0, q)
+                some = (left > 0).any(-1, keepdims=True)
+                token = draws.choose(Stream.DRAFT.at(node), jnp.where(some, left, q))
+                # A greedy row's q has one token to give: its siblings are ranked by their logits.
+                ranked = sampling.argmax(jnp.where(taken, -jnp.inf, adjusted[:, parent]))
+                token = jnp.where(greedy[:, 0], ranked, token)
+                hot = jax.nn.one_hot(token, q.shape[1], dtype=bool)
+                taken = taken | (hot & (greedy | (not self.with_replacement)))
+                tokens.append(token)
+                drawn.append((some | greedy)[:, 0])
+        return jnp.stack(tokens, axis=1), jnp.stack(drawn, axis=1), probs
+
+    def commit(self, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
+        """Keeps the accepted path, as far as it was fed: the last level never is."""
+        if round.result.path is not None:
+            cache = cache_lib.keep_path(cache, round.root, round.result.path)
+        num_kept = jnp.minimum(round.result.num_accepted, self.max_depth - 1)
+        return cache_lib.trim(cache, jnp.minimum(round.root + 1 + num_kept, round.context.length - 1))
+
+
+# ---- a draft model's cache, for these and for staged drafts
+
+
+def check_network(network: Network, target: Network, share_encoder: bool) -> None:
+    """Raises a ValueError where a draft model cannot draft for `target`."""
+    theirs, ours = network.vocab_size, target.vocab_size
+    if theirs != ours and (target.num_ids is None or theirs < target.num_ids):
+        raise ValueError(
+            f"the draft's vocabulary must be the target's, {ours} ids, got {theirs}: a draft must share the "
+            "target's tokenizer; where vocabularies are padded to different sizes, the target's `num_ids` "
+            "states how many ids exist"
+        )
+    if share_encoder and network.encoded_width != target.encoded_width:
+        raise ValueError(
+            f"`share_encoder` must be False for a draft of width {network.encoded_width} beside an encoder "
+            f"output of width {target.encoded_width}; the draft then has an encoder of its own"
+        )
+
+
+def encode(network: Network, context: Context) -> jax.Array:
+    """Returns the draft model's own encoder output `[B, S, M]`."""
+    return network.encode(context.source_ids, context.source_mask)
 
 
 def init_cache(
-    network: Network, params: Params, encoded: jax.Array, context: Context, prefix_width: int, num_extra: int
+    network: Network, encoded: jax.Array, context: Context, prefix_width: int, num_extra: int
 ) -> cache_lib.Cache:
-    """A draft model's cache after the decoder prefix, all but its last token.
+    """Returns a draft model's cache after the decoder prefix, all but its last token.
 
     It has a slot per committed id and `num_extra` for what a round adds: no write can fall outside.
     """
     num_slots = context.tokens.shape[1] + num_extra
-    cache = network.init_cache(params, encoded, context.source_mask, num_slots)
+    cache = network.init_cache(encoded, context.source_mask, num_slots)
     if prefix_width > 1:
-        _, _, cache = network.decode(params, cache, context.tokens[:, : prefix_width - 1])
+        _, _, cache = network.decode(cache, context.tokens[:, : prefix_width - 1])
     return cache_lib.trim(cache, context.length - 1)
 
 
-def feed_missing(
-    network: Network, params: Params, cache: cache_lib.Cache, context: Context, width: int
-) -> cache_lib.Cache:
+def feed_missing(network: Network, cache: cache_lib.Cache, context: Context, width: int) -> cache_lib.Cache:
     """Feeds committed tokens, `width` a call, until no row lacks more than the last two."""
 
     def lags(cache: cache_lib.Cache) -> jax.Array:
@@ -131,19 +250,85 @@ def feed_missing(
 
     def chunk(cache: cache_lib.Cache) -> cache_lib.Cache:
         start = jnp.minimum(cache.length, context.length - 1)
-        _, _, cache = network.decode(params, cache_lib.rollback(cache, start), context.window(start, width))
+        _, _, cache = network.decode(cache_lib.rollback(cache, start), context.window(start, width))
         return cache_lib.trim(cache, context.length - 1)
 
     return jax.lax.while_loop(lags, chunk, cache)
 
 
-def catch_up(
-    network: Network, params: Params, cache: cache_lib.Cache, context: Context
-) -> tuple[jax.Array, cache_lib.Cache]:
-    """Feeds the last two committed tokens; returns logits `[B, 1, V]` after the last, and the cache."""
+def catch_up(network: Network, cache: cache_lib.Cache, context: Context) -> tuple[jax.Array, cache_lib.Cache]:
+    """Feeds the last two committed tokens; returns logits `[B, 1, V]` after the last, and the cache.
+
+    A row that lacks only one has the other written again, unchanged.
+    """
     window, start = context.last_tokens(2)
     cache = cache_lib.rollback(cache, start)
-    _, features, cache = network.decode(params, cache, window)
+    _, features, cache = network.decode(cache, window)
     cache = cache_lib.rollback(cache, context.length)
     last = (context.length - 1 - start)[:, None, None]
-    return network.head(params, jnp.take_along_axis(features, last, axis=1)), cache
+    return network.head(jnp.take_along_axis(features, last, axis=1)), cache
+
+
+# ---- the public API
+
+
+def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> ModelDrafter:
+    """Returns a drafter of chains from a loaded model (Leviathan et al. 2023).
+
+    Args:
+      draft: of `specjax.load`.
+      num_draft: K, tokens a round.
+      share_encoder: its decoder reads the target's encoder output, and its own encoder is not used.
+
+    Raises:
+      ValueError: `num_draft` is below 1.
+    """
+    check_num_draft(num_draft)
+    return ModelDrafter(network_of(draft), num_draft, share_encoder)
+
+
+def tree_from_model(
+    draft: Any, branching: Sequence[int], with_replacement: bool = False, share_encoder: bool = False
+) -> ModelTreeDrafter:
+    """Returns a drafter of token trees from a loaded model (Miao et al. 2024).
+
+    Args:
+      draft: of `specjax.load`.
+      branching: children of a node on each level; (3, 2, 1) drafts 3 + 6 + 6 nodes.
+      with_replacement: siblings are independent draws; else each is drawn from what is left.
+      share_encoder: its decoder reads the target's encoder output.
+
+    Raises:
+      ValueError: `branching` is empty or holds a number below 1.
+    """
+    return ModelTreeDrafter(network_of(draft), as_branching(branching), with_replacement, share_encoder)
+
+
+def network_of(draft: Any) -> Network:
+    """Returns the network of a loaded model.
+
+    Raises:
+      ValueError: it is none.
+    """
+    network = getattr(draft, "network", None)
+    if not isinstance(network, Network):
+        raise ValueError(f"`draft` must be a loaded model, got {draft!r:.80}; draft = specjax.load(...)")
+    return network
+
+
+def check_num_draft(num_draft: Any) -> None:
+    """Raises a ValueError where K is no whole number of at least 1."""
+    if not isinstance(num_draft, int) or num_draft < 1:
+        raise ValueError(
+            f"`num_draft` must be a whole number of at least 1, got {num_draft!r}; drafter=None decodes "
+            "autoregressively"
+        )
+
+
+def as_branching(branching: Any) -> tuple[int, ...]:
+    """Returns the children of each level as a tuple of whole numbers."""
+    if not isinstance(branching, list | tuple) or not all(isinstance(n, int) for n in branching):
+        raise ValueError(
+            f"`branching` must be the children of each level, as in (3, 2, 1), got {branching!r}"
+        )
+    return tuple(branching)

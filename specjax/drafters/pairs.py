@@ -9,10 +9,7 @@ Axes: B rows, N pairs, D deepest draft, S source length, T cache slots, F width 
 network, V vocabulary.
 """
 
-import abc
-import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,42 +17,35 @@ from flax import struct
 
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
-from specjax.drafters import chain
-from specjax.drafters import wanted as wanted_lib
-from specjax.types import Context, Draft, Draws, Layout, Params, Round
+from specjax.types import Context, Drafter, Layout, Network, Round
 
 
 class PairNetwork(Protocol):
-    """Layers over pairs, as pure functions. Hashable: static. `models.heads` has one."""
+    """Layers over pairs, with their params. `models.heads` has one."""
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
+    def params(self) -> Any:
+        """Their own arrays."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """What the target is asked to give out; see `models.t5.T5Network`."""
+        """Decoder layers of the target that it reads; see `models.t5.T5Network`."""
 
-    def init_cache(
-        self, params: Params, encoded: jax.Array, source_mask: jax.Array, num_slots: int
-    ) -> cache_lib.Cache:
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if it was made for another target."""
+
+    def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
         """An empty cache beside the target's encoder output `[B, S, M]`."""
 
-    def hidden(self, params: Params, features: jax.Array) -> jax.Array:
+    def hidden(self, features: jax.Array) -> jax.Array:
         """Maps features `[B, N, F]` to `[B, N, W]`."""
 
     def decode(
-        self,
-        params: Params,
-        cache: cache_lib.Cache,
-        hidden: jax.Array,
-        tokens: jax.Array,
-        layout: Layout,
-        num_masks: int = 0,
+        self, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout, num_masks: int = 0
     ) -> tuple[jax.Array, cache_lib.Cache]:
         """Feeds pairs (`hidden` `[B, N, W]`, `tokens` `[B, N]`), then masks; returns `[B, N + masks, W]`."""
 
-    def head(self, params: Params, hidden: jax.Array) -> jax.Array:
+    def head(self, hidden: jax.Array) -> jax.Array:
         """Maps `[B, N, W]` to logits `[B, N, V]`."""
 
 
@@ -87,111 +77,77 @@ class Fed(NamedTuple):
     ready: jax.Array
 
 
-def init(network: PairNetwork, params: Params, context: Context, max_depth: int, num_extra: int) -> PairState:
-    """One pair, of no feature; the cache has room for `num_extra` entries of a draft."""
-    num_slots = context.tokens.shape[1] + max_depth + 1 + num_extra
-    cache = network.init_cache(params, context.encoded, context.source_mask, num_slots)
-    num_rows, _, width = context.encoded.shape
-    features = jnp.zeros(
-        (num_rows, max_depth + 1, width * (1 + len(network.feature_layers))), context.encoded.dtype
-    )
-    return PairState(cache, features, jnp.ones(num_rows, jnp.int32))
-
-
-def feed(network: PairNetwork, params: Params, state: PairState, context: Context, num_masks: int = 0) -> Fed:
-    """Feeds the pairs that are left to feed, and masks behind them."""
-    cache, num_new, width = state.cache, state.num_new, state.features.shape[1]
-    tokens = context.window(context.length - num_new, width)
-    layout = _with_masks(
-        tree_lib.chain_layout(cache.length, width, cache.num_slots), cache.length, num_new, num_masks
-    )
-    hidden = network.hidden(params, state.features)
-    outputs, cache = network.decode(params, cache, hidden, tokens, layout, num_masks)
-    last = jnp.maximum(num_new - 1, 0)[:, None, None]
-    wanted = [jnp.take_along_axis(outputs, last, axis=1), outputs[:, width:]]
-    cache = cache_lib.rollback(cache, state.cache.length + num_new)
-    state = PairState(cache, state.features, jnp.zeros_like(num_new))
-    return Fed(jnp.concatenate(wanted, axis=1), state, num_new > 0)
-
-
-def draft_if_wanted(
-    run: Callable[[PairState], tuple[Draft, PairState]],
-    feed_only: Callable[[PairState], PairState],
-    nothing: Draft,
-    state: PairState,
-    wanted: jax.Array,
-) -> tuple[Draft, PairState]:
-    """Drafts where some row wants to; else feeds only when no room is left for another round's pair.
-
-    Args:
-      run, nothing, wanted: see `wanted.draft_if_wanted`.
-      feed_only: feeds all pairs.
-    """
-
-    def skip(state: PairState) -> PairState:
-        full = (state.num_new == state.features.shape[1]).any()
-        return jax.lax.cond(full, feed_only, lambda state: state, state)
-
-    return wanted_lib.draft_if_wanted(run, skip, nothing, state, wanted)
-
-
-@dataclasses.dataclass(frozen=True)
-class PairChain(abc.ABC):
-    """What drafters of chains on pairs have in common; each says how it `run`s.
+class PairDrafter(Drafter):
+    """What drafters on pairs have in common: their state, and that rounds may go by without a draft.
 
     Attributes:
-      network: the layer. Static.
-      num_draft: K.
+      network: the layer.
     """
 
     network: PairNetwork
-    num_draft: int
 
     @property
-    def max_depth(self) -> int:
-        """K."""
-        return self.num_draft
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """A round in which no row drafts is a plain step."""
+    def call_widths(self) -> tuple[int, ...]:
+        """A round in which no row drafts is a decoding step."""
         return (0, self.num_draft)
 
-    @abc.abstractmethod
-    def run(
-        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, PairState]:
-        """Feeds the pairs and drafts: for rows that want less, more than they want will do."""
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Of the layer."""
+        return self.network.feature_layers
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> PairState:
-        """See `init` of the file."""
+    @property
+    def own_params(self) -> Any:
+        """Those of the layer; the embedding is the target's."""
+        return self.network.params
+
+    @property
+    def num_extra_slots(self) -> int:
+        """Cache entries that a draft takes at most."""
+        return self.num_draft
+
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if the layer was made for another target."""
+        self.network.check(target)
+
+    def init(self, context: Context, prefix_width: int) -> PairState:
+        """One pair, of no feature."""
         del prefix_width
-        return init(self.network, params, context, self.num_draft, self.num_draft)
+        depth = self.max_depth
+        num_slots = context.tokens.shape[1] + depth + 1 + self.num_extra_slots
+        cache = self.network.init_cache(context.encoded, context.source_mask, num_slots)
+        num_rows, _, width = context.encoded.shape
+        width *= 1 + len(self.network.feature_layers)
+        features = jnp.zeros((num_rows, depth + 1, width), context.encoded.dtype)
+        return PairState(cache, features, jnp.ones(num_rows, jnp.int32))
 
-    def propose(
-        self, params: Params, state: PairState, context: Context, draws: Draws | None
-    ) -> tuple[Draft, PairState]:
-        """K tokens for every row that has a pair."""
-        return self.run(params, state, context, draws, jnp.full_like(context.length, self.num_draft))
+    def skip(self, state: PairState, context: Context) -> PairState:
+        """Feeds the pairs when no room is left for another round's."""
+        full = (state.num_new == state.features.shape[1]).any()
+        return jax.lax.cond(full, lambda state: self.feed(state, context).state, lambda state: state, state)
 
-    def propose_up_to(
-        self, params: Params, state: PairState, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, PairState]:
-        """Up to `wanted` `[B]`; no call where no row wants any. See `ModelDrafter.propose_up_to`."""
-        run = lambda state: self.run(params, state, context, draws, wanted)  # noqa: E731
-        feed_only = lambda state: feed(self.network, params, state, context).state  # noqa: E731
-        nothing = self.empty(params, state, context, draws)
-        return draft_if_wanted(run, feed_only, nothing, state, wanted)
+    def commit(self, state: PairState, round: Round) -> PairState:
+        """Adds the pairs of the round to those that are left to feed."""
+        features = round.features
+        if round.result.path is not None:
+            features = jnp.take_along_axis(features, round.call_positions[..., None], axis=1)
+        features = cache_lib.append(state.features, features, state.num_new, round.num_committed)
+        return state.replace(features=features, num_new=state.num_new + round.num_committed)
 
-    def empty(self, params: Params, state: PairState, context: Context, draws: Draws | None) -> Draft:
-        """A draft of no tokens yet."""
-        logits = lambda: self.network.head(params, self.network.hidden(params, state.features[:, :1]))  # noqa: E731
-        return chain.empty(context, jax.eval_shape(logits), draws, self.num_draft, 0)
-
-    def commit(self, params: Params, state: PairState, round: Round) -> PairState:
-        """Keeps the pairs that the round added."""
-        del params
-        return remember(state, round)
+    def feed(self, state: PairState, context: Context, num_masks: int = 0) -> Fed:
+        """Feeds the pairs that are left to feed, and masks behind them."""
+        cache, num_new, width = state.cache, state.num_new, state.features.shape[1]
+        tokens = context.window(context.length - num_new, width)
+        layout = _with_masks(
+            tree_lib.chain_layout(cache.length, width, cache.num_slots), cache.length, num_new, num_masks
+        )
+        hidden = self.network.hidden(state.features)
+        outputs, cache = self.network.decode(cache, hidden, tokens, layout, num_masks)
+        last = jnp.maximum(num_new - 1, 0)[:, None, None]
+        newest = [jnp.take_along_axis(outputs, last, axis=1), outputs[:, width:]]
+        cache = cache_lib.rollback(cache, state.cache.length + num_new)
+        state = PairState(cache, state.features, jnp.zeros_like(num_new))
+        return Fed(jnp.concatenate(newest, axis=1), state, num_new > 0)
 
 
 def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: int) -> Layout:
@@ -213,10 +169,24 @@ def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: 
     )
 
 
-def remember(state: PairState, round: Round) -> PairState:
-    """Adds the pairs of a round to those that are left to feed."""
-    features = round.features
-    if round.verdict.path is not None:
-        features = jnp.take_along_axis(features, round.verdict.call_positions[..., None], axis=1)
-    features = cache_lib.append(state.features, features, state.num_new, round.num_committed)
-    return state.replace(features=features, num_new=state.num_new + round.num_committed)
+def check_heads(heads: Any, kind: str, depth: int) -> None:
+    """Raises a ValueError where `heads` are no heads of a kind that draft so deep."""
+    if not isinstance(heads, struct.PyTreeNode):
+        raise ValueError(
+            f"`heads` must be loaded heads, got {heads!r:.80}; heads = specjax.load_heads(directory, target)"
+        )
+    config: Any = heads.config  # type: ignore[attr-defined]
+    if config.kind != kind:
+        raise ValueError(f"`heads` must be of the kind {kind!r}, got {config.kind!r}")
+    if depth > config.num_steps:
+        raise ValueError(
+            f"`num_draft` must be at most {config.num_steps}, the depth that the heads were trained for, got "
+            f"{depth}"
+        )
+
+
+def check_whole(**values: Any) -> None:
+    """Raises a ValueError that names a value that is no whole number."""
+    for name, value in values.items():
+        if not isinstance(value, int):
+            raise ValueError(f"`{name}` must be a whole number, got {value!r}")

@@ -4,18 +4,18 @@ Prompt lookup (Saxena 2023; suggested by Leviathan et al. 2023, section 6), for 
 is searched is the encoder's input. Axes: B rows, K drafts, S source length, T token slots.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from specjax.drafters.wanted import cut
-from specjax.types import Context, Draft, Draws, Params, Round
+from specjax.drafters.model import check_num_draft
+from specjax.drafters.pairs import check_whole
+from specjax.types import Context, Draft, Drafter, Draws, Round
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptLookupDrafter:
+class PromptLookupDrafter(Drafter):
     """Proposes what followed the longest earlier occurrence of the last tokens.
 
     The last 1 to `max_ngram` committed tokens are looked for in the source and in the row's own
@@ -28,29 +28,24 @@ class PromptLookupDrafter:
       min_ngram: a shorter match does not count.
     """
 
-    num_draft: int
-    max_ngram: int = 3
-    min_ngram: int = 1
+    num_draft: int = struct.field(pytree_node=False)
+    max_ngram: int = struct.field(pytree_node=False, default=3)
+    min_ngram: int = struct.field(pytree_node=False, default=1)
 
     @property
-    def max_depth(self) -> int:
-        """K."""
-        return self.num_draft
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """A round in which no row found a match is a plain step."""
+    def call_widths(self) -> tuple[int, ...]:
+        """A round in which no row found a match is a decoding step."""
         return (0, self.num_draft)
 
-    def init(self, params: Params, context: Context, prefix_width: int) -> None:
+    def init(self, context: Context, prefix_width: int) -> None:
         """No state: all that counts is in the context."""
-        del params, context, prefix_width
+        del context, prefix_width
 
     def propose(
-        self, params: Params, state: None, context: Context, draws: Draws | None
+        self, state: None, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, None]:
         """The continuation of the best match of every row."""
-        del params, state, draws
+        del state, draws, max_length
         text = jnp.concatenate([context.source_ids, context.tokens], axis=1)
         in_output = jnp.arange(text.shape[1]) >= context.source_ids.shape[1]
         committed = jnp.arange(context.tokens.shape[1])[None, :] < context.length[:, None]
@@ -72,13 +67,6 @@ class PromptLookupDrafter:
         going = jnp.cumprod(stays, axis=1, dtype=jnp.int32) * found.any(axis=1, keepdims=True)
         return Draft(at(text), going.sum(axis=1, dtype=jnp.int32), None), None
 
-    def propose_up_to(
-        self, params: Params, state: None, context: Context, draws: Draws | None, wanted: jax.Array
-    ) -> tuple[Draft, None]:
-        """The same, cut to `wanted` `[B]`."""
-        draft, state = self.propose(params, state, context, draws)
-        return cut(draft, wanted), state
-
     def _run_lengths(
         self, context: Context, text: jax.Array, joined: Callable[[int], jax.Array]
     ) -> jax.Array:
@@ -86,12 +74,27 @@ class PromptLookupDrafter:
         run, matching = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
         for back in range(self.max_ngram):
             place = context.length - 1 - back
-            wanted = jnp.take_along_axis(context.tokens, jnp.maximum(place, 0)[:, None], axis=1)
-            same = jnp.roll((text == wanted), back, 1) & jnp.roll(joined(back), back, 1)
+            token = jnp.take_along_axis(context.tokens, jnp.maximum(place, 0)[:, None], axis=1)
+            same = jnp.roll((text == token), back, 1) & jnp.roll(joined(back), back, 1)
             matching &= same & (place >= 0)[:, None]
             run += matching
         return run
 
-    def commit(self, params: Params, state: None, round: Round) -> None:
+    def commit(self, state: None, round: Round) -> None:
         """Nothing to do."""
-        del params, state, round
+        del state, round
+
+
+def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> PromptLookupDrafter:
+    """Returns a drafter that copies what followed the last tokens earlier; it needs no model.
+
+    Raises:
+      ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.
+    """
+    check_num_draft(num_draft)
+    check_whole(max_ngram=max_ngram, min_ngram=min_ngram)
+    if not 1 <= min_ngram <= max_ngram:
+        raise ValueError(
+            f"`min_ngram` must be in 1..`max_ngram`, got min_ngram={min_ngram}, max_ngram={max_ngram}"
+        )
+    return PromptLookupDrafter(num_draft, max_ngram, min_ngram)

@@ -1,7 +1,6 @@
-"""The shapes and flavours of T5, and those that were published."""
+"""Shapes and flavours of T5, and the published ones."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -43,11 +42,6 @@ class T5Config:
     start_id: int = 0
 
     @property
-    def special_ids(self) -> dict[str, Any]:
-        """What `decode.generate` asks about ids."""
-        return {"eos_ids": (self.eos_id,), "pad_id": self.pad_id, "start_id": self.start_id}
-
-    @property
     def precision(self) -> jax.lax.Precision:
         """Float32 means float32: a TPU's default would round the operands to bfloat16."""
         exact = self.dtype == "float32"
@@ -61,18 +55,8 @@ def _v1_0(d_model: int, d_kv: int, d_ff: int, num_heads: int, num_layers: int) -
 def _v1_1(
     d_model: int, d_ff: int, num_heads: int, layers: int, decoder_layers: int, vocab: int = 32128
 ) -> T5Config:
-    return T5Config(
-        vocab,
-        d_model,
-        64,
-        d_ff,
-        num_heads,
-        layers,
-        decoder_layers,
-        gated=True,
-        tied_head=False,
-        scale_logits=False,
-    )
+    config = T5Config(vocab, d_model, 64, d_ff, num_heads, layers, decoder_layers)
+    return dataclasses.replace(config, gated=True, tied_head=False, scale_logits=False)
 
 
 PRESETS: dict[str, T5Config] = {

@@ -1,4 +1,11 @@
-"""T5 checkpoints in Hugging Face's format, read and written without torch (names: `hf_names`)."""
+"""T5 checkpoints in Hugging Face's format, read and written without torch.
+
+`tensor_names` is the one table of names; reading and writing walk it, so every tensor of a file is
+used exactly once and every parameter is set exactly once.
+
+Axes: V vocabulary, M model width, F feed-forward width, H heads, D head width. Torch stores a
+linear layer as (out, in); the kernels here are (in, out), with H and D apart.
+"""
 
 import contextlib
 import dataclasses
@@ -7,7 +14,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +22,239 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.models import t5
-from specjax.models.hf_names import (
-    ALIASES,
-    EMBEDDING,
-    HEAD,
-    IDS,
-    IGNORED,
-    Tensor,
-    config_from_hf,
-    config_to_hf,
-    tensor_names,
-)
+from specjax.models.config import T5Config
 from specjax.writing import write_whole
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS, INDEX, LEGACY = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+# Copies of the embedding that older files hold.
+ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Old files hold a bias for cross-attention, which T5 does not have.
+IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+
+# Attributes of `T5Config` that config.json must give; all attributes that it may give -> its key.
+_REQUIRED = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
+IDS = {"pad_id": "pad_token_id", "eos_id": "eos_token_id", "start_id": "decoder_start_token_id"}
+_KEYS = {
+    **{name: name for name in (*_REQUIRED, "num_decoder_layers", "layer_norm_epsilon", "dropout_rate")},
+    "num_buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+    **IDS,
+}
+
+
+# ---- names of tensors
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint and the parameter that it is.
+
+    Attributes:
+      name: in the file.
+      path: of the parameter, a key per level of the nested dict.
+      kind: "same", or "transposed": the parameter is the file's tensor transposed, then reshaped.
+      file_shape, shape: in the file, and of the parameter.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    kind: str
+    file_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def _norm(config: T5Config, name: str, *path: str) -> Tensor:
+    return Tensor(f"{name}.weight", (*path, "scale"), "same", (config.d_model,), (config.d_model,))
+
+
+def _attention(config: T5Config, name: str, *path: str) -> Iterator[Tensor]:
+    m, h, d = config.d_model, config.num_heads, config.d_kv
+    for part in "qkv":
+        yield Tensor(f"{name}.{part}.weight", (*path, part), "transposed", (h * d, m), (m, h, d))
+    yield Tensor(f"{name}.o.weight", (*path, "o"), "transposed", (m, h * d), (h, d, m))
+
+
+def _feed_forward(config: T5Config, name: str, *path: str) -> Iterator[Tensor]:
+    m, f = config.d_model, config.d_ff
+    for part in ("wi_0", "wi_1") if config.gated else ("wi",):
+        yield Tensor(f"{name}.{part}.weight", (*path, part), "transposed", (f, m), (m, f))
+    yield Tensor(f"{name}.wo.weight", (*path, "wo"), "transposed", (m, f), (f, m))
+
+
+def _stack(config: T5Config, stack: str, num_layers: int) -> Iterator[Tensor]:
+    """Yields the tensors of the encoder or of the decoder."""
+    table = (config.num_buckets, config.num_heads)
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    yield Tensor(bias, (f"{stack}_bias", "table"), "same", table, table)
+    for index in range(num_layers):
+        layer, block = f"{stack}_layers_{index}", f"{stack}.block.{index}.layer"
+        yield from _attention(config, f"{block}.0.SelfAttention", layer, "attention")
+        yield _norm(config, f"{block}.0.layer_norm", layer, "attention_norm")
+        if stack == "decoder":
+            yield from _attention(config, f"{block}.1.EncDecAttention", layer, "cross")
+            yield _norm(config, f"{block}.1.layer_norm", layer, "cross_norm")
+        last = f"{block}.{2 if stack == 'decoder' else 1}"
+        yield from _feed_forward(config, f"{last}.DenseReluDense", layer, "feed_forward")
+        yield _norm(config, f"{last}.layer_norm", layer, "feed_forward_norm")
+    yield _norm(config, f"{stack}.final_layer_norm", f"{stack}_norm")
+
+
+def tensor_names(config: T5Config) -> Iterator[Tensor]:
+    """Yields every tensor of a checkpoint of this shape once; aliases of the embedding excluded."""
+    v, m = config.vocab_size, config.d_model
+    yield Tensor(EMBEDDING, ("embedding",), "same", (v, m), (v, m))
+    yield from _stack(config, "encoder", config.num_layers)
+    yield from _stack(config, "decoder", config.num_decoder_layers)
+    if not config.tied_head:
+        yield Tensor(HEAD, ("head",), "transposed", (v, m), (m, v))
+
+
+# ---- config.json
+
+
+def config_from_hf(config: dict[str, Any]) -> T5Config:
+    """Returns the config that a config.json describes, whichever transformers version wrote it.
+
+    Up to version 4, `tie_word_embeddings` states both that the head is the embedding and that
+    logits are scaled. Version 5 always writes True there and states the second, for T5, in
+    `scale_decoder_outputs`; it never scales mT5.
+
+    Args:
+      config: the parsed config.json.
+
+    Returns:
+      The config in float32. `tied_head` is a guess here: the weights decide it (see `load`).
+    """
+    kind = config.get("model_type", "t5")
+    if kind not in ("t5", "mt5"):
+        reason = " (it has a relative bias in every layer)" if kind == "umt5" else ""
+        raise ValueError(f"model_type {kind!r} is not supported{reason}: specjax runs 't5' and 'mt5'")
+    projection = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
+    if projection not in ("relu", "gated-gelu"):
+        raise ValueError(f"feed_forward_proj {projection!r} is unknown: 'relu' (v1.0) or 'gated-gelu' (v1.1)")
+    absent = [key for key in _REQUIRED if config.get(key) is None]
+    if absent:
+        raise ValueError(f"config.json lacks {', '.join(absent)}: is this the config of a T5?")
+    tied = config.get("tie_word_embeddings", True) is not False
+    scaled = config.get("scale_decoder_outputs", tied if kind == "t5" else False)
+    given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
+    given.setdefault("num_decoder_layers", given["num_layers"])
+    given.setdefault("start_id", given.get("pad_id", 0))
+    return T5Config(**given, gated=projection != "relu", tied_head=tied, scale_logits=bool(scaled))
+
+
+def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
+    """Returns the config.json that transformers 4, transformers 5 and `config_from_hf` read alike.
+
+    Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would leave
+    out the scale; no published T5 is of that form.
+    """
+    return {key: getattr(config, name) for name, key in _KEYS.items()} | {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "feed_forward_proj": "gated-gelu" if config.gated else "relu",
+        "dense_act_fn": "gelu_new" if config.gated else "relu",
+        "is_gated_act": config.gated,
+        # To version 4 True also means: scale. So a tied head without the scale is written as
+        # an untied one that equals the embedding.
+        "tie_word_embeddings": config.tied_head and config.scale_logits,
+        "scale_decoder_outputs": config.scale_logits,
+        "initializer_factor": 1.0,
+        "use_cache": True,
+        "torch_dtype": dtype,  # read by every version; "dtype" is known to the newer ones only
+    }
+
+
+# ---- reading
+
+
+def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> T5Config:
+    """Returns the config that `load` returns, without reading the weights."""
+    with _opened(source, _compute_dtype(dtype)) as (config, _):
+        return config
+
+
+def load(
+    source: str | os.PathLike[str], dtype: str | None = None, place: Callable[[Any], Any] | None = None
+) -> tuple[T5Config, dict[str, Any]]:
+    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
+
+    Args:
+      source: a local directory or a hub id. A directory wins.
+      dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
+      place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
+        devices, one after the other, and a process reads the parts of its own devices only.
+
+    Returns:
+      The config and the params, in the structure of `T5(config).init(...)["params"]`; without
+      `place` as arrays on JAX's default device (see `jax.default_device`).
+    """
+    with _opened(source, _compute_dtype(dtype)) as (config, checkpoint):
+        places = {} if place is None else _by_path(place(shapes(config)))
+        return config, _nest(
+            (t.path, _read(checkpoint, t, config.dtype, places.get(t.path))) for t in tensor_names(config)
+        )
+
+
+def _nest(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Returns (path, leaf) pairs as nested dicts."""
+    tree: dict[str, Any] = {}
+    for (*parents, last), leaf in leaves:
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def _by_path(params: Any) -> dict[tuple[str, ...], Any]:
+    """Returns the leaves of nested dicts by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/")): x for path, x in leaves}
+
+
+def shapes(config: T5Config) -> dict[str, Any]:
+    """Returns the params of such a network as `jax.ShapeDtypeStruct`s, in its compute dtype."""
+    return _nest(
+        (t.path, jax.ShapeDtypeStruct(t.shape, jnp.dtype(config.dtype))) for t in tensor_names(config)
+    )
+
+
+def _compute_dtype(dtype: str | None) -> str:
+    on_cpu = jax.default_backend() == "cpu"
+    if dtype is None:
+        return "float32" if on_cpu else "bfloat16"
+    if dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype == "float16" and on_cpu:
+        warnings.warn("float16 on a CPU is slow and overflows: take float32 or bfloat16", stacklevel=3)
+    return dtype
+
+
+@contextlib.contextmanager
+def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
+    """Yields the config of a checkpoint and its open files, checked against each other."""
+    source = os.path.expanduser(os.fspath(source))
+    path = _locate(source, "config.json")
+    if path is None:
+        where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
+        raise ValueError(
+            f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
+            "Face's format"
+        )
+    config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
+    with contextlib.ExitStack() as stack:
+        checkpoint = _Checkpoint(_weight_files(source), stack)
+        own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
+        config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
+        _check(checkpoint, config)
+        yield config, checkpoint
 
 
 def _locate(source: str, name: str) -> str | None:
-    """Path of one file of a local directory or of a hub repository, None when it has none such."""
+    """Returns the path of one file of a local directory or of a hub repository, None where it is missing."""
     if os.path.isdir(source):
         path = os.path.join(source, name)
         return path if os.path.isfile(path) else None
@@ -63,7 +283,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def _weight_files(source: str) -> list[str]:
-    """Paths of the safetensors files: the one, or the shards that the index names."""
+    """Returns the paths of the safetensors files: the one, or the shards that the index names."""
     path = _locate(source, WEIGHTS)
     if path is not None:
         return [path]
@@ -79,12 +299,12 @@ def _weight_files(source: str) -> list[str]:
     paths = {name: _locate(source, name) for name in shards}
     absent = [name for name, path in paths.items() if path is None]
     if absent or not shards:
-        raise ValueError(f"{index} names shards that are not there: {', '.join(absent) or '(none named)'}")
+        raise ValueError(f"{index} names missing shards: {', '.join(absent) or '(none named)'}")
     return [path for path in paths.values() if path is not None]
 
 
 class _Checkpoint:
-    """The open files of a checkpoint; a tensor is read when it is asked for."""
+    """The open files of a checkpoint; a tensor is read when it is needed."""
 
     def __init__(self, paths: list[str], stack: contextlib.ExitStack):
         self._file_of: dict[str, Any] = {}
@@ -103,8 +323,8 @@ class _Checkpoint:
     def read(self, name: str) -> np.ndarray:
         return self._file_of[name].get_tensor(name)
 
-    def read_part(self, tensor: "Tensor", index: tuple[slice, ...]) -> np.ndarray:
-        """The part `index` of a parameter; no other part of the file is read."""
+    def read_part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads the part `index` of a parameter, and no other part of the file."""
         spans = [range(*s.indices(size)) for s, size in zip(index, tensor.shape, strict=True)]
         shape = [len(span) for span in spans]
         if tensor.kind == "same":
@@ -123,7 +343,7 @@ class _Checkpoint:
         return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
 
 
-def _check(checkpoint: _Checkpoint, config: t5.T5Config) -> None:
+def _check(checkpoint: _Checkpoint, config: T5Config) -> None:
     """Raises one ValueError that names every tensor that does not fit."""
     shapes = checkpoint.shapes
     wanted = {tensor.name: tensor.file_shape for tensor in tensor_names(config)}
@@ -134,7 +354,7 @@ def _check(checkpoint: _Checkpoint, config: t5.T5Config) -> None:
     problems += [f"left over: {', '.join(left_over)}"] if left_over else []
     for name in sorted(wanted.keys() & shapes.keys()):
         if shapes[name] != wanted[name]:
-            problems.append(f"{name} has shape {shapes[name]}, the config says {wanted[name]}")
+            problems.append(f"{name} has shape {shapes[name]}, config.json states {wanted[name]}")
     for name in ALIASES:
         if name in shapes and EMBEDDING in shapes and not checkpoint.same(name, EMBEDDING):
             problems.append(f"{name} differs from {EMBEDDING}, whose copy it should be")
@@ -146,100 +366,13 @@ def _check(checkpoint: _Checkpoint, config: t5.T5Config) -> None:
         raise ValueError("the weights do not fit config.json: " + "; ".join(problems))
 
 
-def _compute_dtype(dtype: str | None) -> str:
-    on_cpu = jax.default_backend() == "cpu"
-    if dtype is None:
-        return "float32" if on_cpu else "bfloat16"
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown: one of {', '.join(DTYPES)}")
-    if dtype == "float16" and on_cpu:
-        warnings.warn("float16 on a CPU is slow and overflows: take float32 or bfloat16", stacklevel=3)
-    return dtype
-
-
-@contextlib.contextmanager
-def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[t5.T5Config, _Checkpoint]]:
-    """The config of a checkpoint and its open files, checked against each other."""
-    source = os.path.expanduser(os.fspath(source))
-    path = _locate(source, "config.json")
-    if path is None:
-        where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
-        raise ValueError(
-            f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
-            "Face's format"
-        )
-    config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
-    with contextlib.ExitStack() as stack:
-        checkpoint = _Checkpoint(_weight_files(source), stack)
-        own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
-        config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
-        _check(checkpoint, config)
-        yield config, checkpoint
-
-
-def _nest(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
-    """Nested dicts of (path, leaf) pairs."""
-    tree: dict[str, Any] = {}
-    for (*parents, last), leaf in leaves:
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
-
-
-def shapes(config: t5.T5Config) -> dict[str, Any]:
-    """The params of such a network as `jax.ShapeDtypeStruct`s, in its compute dtype."""
-    return _nest(
-        (t.path, jax.ShapeDtypeStruct(t.shape, jnp.dtype(config.dtype))) for t in tensor_names(config)
-    )
-
-
-def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> t5.T5Config:
-    """The config that `load` gives, the weights left where they are."""
-    with _opened(source, _compute_dtype(dtype)) as (config, _):
-        return config
-
-
-def load(
-    source: str | os.PathLike[str], dtype: str | None = None, place: Callable[[Any], Any] | None = None
-) -> tuple[t5.T5Config, dict[str, Any]]:
-    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
-
-    Args:
-      source: a local directory or a hub id. A directory wins.
-      dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
-      place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
-        devices, one after the other, and a process reads the parts of its own devices only.
-
-    Returns:
-      The config and the params, in the structure of `T5(config).init(...)["params"]`; without
-      `place` as arrays on JAX's default device. Within `jax.default_device` they lie where that says.
-    """
-    with _opened(source, _compute_dtype(dtype)) as (config, checkpoint):
-        tensors = list(tensor_names(config))
-        if place is None:
-            return config, _nest((t.path, _read(checkpoint, t, config.dtype)) for t in tensors)
-        shardings = {
-            tuple(key.key for key in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(place(shapes(config)))
-        }
-        return config, _nest(
-            (t.path, _read_onto(checkpoint, t, config.dtype, shardings[t.path])) for t in tensors
-        )
-
-
-def _read(checkpoint: _Checkpoint, tensor: Tensor, dtype: str) -> jax.Array:
-    """A whole parameter, on the default device."""
-    array = checkpoint.read(tensor.name)
-    array = (array.T if tensor.kind == "transposed" else array).reshape(tensor.shape)
-    return jnp.asarray(np.ascontiguousarray(array, dtype=jnp.dtype(dtype)))
-
-
-def _read_onto(
-    checkpoint: _Checkpoint, tensor: Tensor, dtype: str, place: jax.sharding.Sharding
+def _read(
+    checkpoint: _Checkpoint, tensor: Tensor, dtype: str, place: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """A parameter on the devices that `place` says; devices that hold the same part share one reading."""
+    """Reads a parameter onto the devices of `place`, those that hold the same part with one reading.
+
+    None: onto the default device.
+    """
     parts: dict[str, np.ndarray] = {}
 
     def part(index: Any) -> np.ndarray:
@@ -248,14 +381,17 @@ def _read_onto(
             parts[str(index)] = np.ascontiguousarray(read, dtype=jnp.dtype(dtype))
         return parts[str(index)]
 
+    if place is None:
+        return jnp.asarray(part((slice(None),) * len(tensor.shape)))
     return jax.make_array_from_callback(tensor.shape, place, part)
 
 
-def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
-    """The tensors of the file, by name; raises one ValueError that names every param that does not fit."""
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    arrays = {tuple(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in leaves}
-    tensors = list(tensor_names(config))
+# ---- writing
+
+
+def _to_tensors(config: T5Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of the file by name; one ValueError names every param that does not fit."""
+    arrays, tensors = _by_path(params), list(tensor_names(config))
     wanted = {tensor.path: tensor.shape for tensor in tensors}
     faults = {
         "missing": wanted.keys() - arrays.keys(),
@@ -264,8 +400,8 @@ def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict
     }
     named = {what: ", ".join(sorted("/".join(path) for path in paths)) for what, paths in faults.items()}
     if any(named.values()):
-        said = "; ".join(f"{what}: {names}" for what, names in named.items() if names)
-        raise ValueError(f"params do not fit config: {said}")
+        found = "; ".join(f"{what}: {names}" for what, names in named.items() if names)
+        raise ValueError(f"params do not fit config: {found}")
     result = {}
     for tensor in tensors:
         array = np.asarray(arrays[tensor.path])
@@ -278,7 +414,7 @@ def _to_tensors(config: t5.T5Config, params: dict[str, Any], dtype: str) -> dict
 
 def save(
     directory: str | os.PathLike[str],
-    config: t5.T5Config,
+    config: T5Config,
     params: dict[str, Any],
     tokenizer: Any = None,
     dtype: str = "float32",
@@ -294,7 +430,7 @@ def save(
       dtype: of the tensors in the file.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown: one of {', '.join(DTYPES)}")
+        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
     tensors = _to_tensors(config, params, dtype)
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

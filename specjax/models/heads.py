@@ -6,8 +6,8 @@ For an encoder-decoder, layers attend to the target's own encoder output: there 
 Axes: B rows, N pairs, D positions ahead, S source length, T cache slots, F width of the target's
 features, M of its embedding, W of the heads, V vocabulary, R ids that are drafted.
 
-A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. What
-a head says at it is of token j + 2. The first pair of a text is (0, t_0). The embedding, and the head
+A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. A head
+at it predicts token j + 2. The first pair of a text is (0, t_0). The embedding, and the head
 where all ids are drafted, are the target's, frozen: they arrive as `frozen` and are neither trained nor
 stored.
 """
@@ -19,10 +19,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from specjax import cache as cache_lib
 from specjax.models import layers, t5
-from specjax.types import Layout
+from specjax.types import Layout, Network, Params
 
 KINDS = ("medusa", "eagle", "one_pass")
 
@@ -32,13 +33,13 @@ class HeadsConfig:
     """The shape of heads. Hashable: static.
 
     Raises:
-      ValueError: a kind that there is not, or no positions ahead.
+      ValueError: an unknown kind, or no positions ahead.
 
     Attributes:
       kind: one of `KINDS`.
       num_steps: D, positions ahead that they are trained for.
       d_model, d_kv, d_ff, num_heads, num_layers: of the layers; Medusa has none and is M wide.
-      draft_ids: the R ids that they can say, growing; empty: all, by the target's own head (M wide).
+      draft_ids: the R ids that they can draft, growing; empty: all, by the target's own head (M wide).
       feature_layers: see `t5.T5Network`.
     """
 
@@ -54,31 +55,40 @@ class HeadsConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind}: give one of {', '.join(KINDS)}")
+            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.num_steps < 1:
-            raise ValueError(f"num_steps={self.num_steps}: must be at least 1")
+            raise ValueError(f"`num_steps` must be at least 1, got {self.num_steps}")
 
     def check(self, target: t5.T5Config) -> None:
-        """Raises a ValueError where these heads cannot sit on such a target."""
+        """Raises a ValueError where these heads do not fit such a target."""
         if (self.kind == "medusa" or not self.draft_ids) and self.d_model != target.d_model:
             raise ValueError(
-                f"d_model={self.d_model}: Medusa heads, and those that use the target's head, are as wide as "
-                f"the target, {target.d_model}; or give draft_ids"
+                f"`d_model` must be as wide as the target, {target.d_model}, for Medusa heads and those that "
+                f"use the target's head, got {self.d_model}; or give `draft_ids`"
             )
         if self.kind == "medusa" and self.feature_layers:
-            raise ValueError(f"feature_layers={self.feature_layers}: Medusa heads read the last one only")
+            raise ValueError(
+                f"`feature_layers` must be empty for Medusa heads, which read the last one only, got "
+                f"{self.feature_layers}"
+            )
         if any(not 0 <= i < target.num_decoder_layers for i in self.feature_layers):
             raise ValueError(
-                f"feature_layers={self.feature_layers}: the target's decoder has layers 0 to "
-                f"{target.num_decoder_layers - 1}"
+                f"`feature_layers` must be in 0..{target.num_decoder_layers - 1}, layers of the decoder, got "
+                f"{self.feature_layers}"
             )
-        if self.kind != "medusa" and min(self.d_ff, self.num_layers, self.num_heads, self.d_kv) < 1:
-            raise ValueError(
-                f"d_ff={self.d_ff}, num_layers={self.num_layers}, num_heads={self.num_heads}, "
-                f"d_kv={self.d_kv}: each must be at least 1"
-            )
+        sizes = {
+            "d_ff": self.d_ff,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "d_kv": self.d_kv,
+        }
+        if self.kind != "medusa" and min(sizes.values()) < 1:
+            raise ValueError(f"{', '.join(f'`{name}`' for name in sizes)} must be at least 1, got {sizes}")
         if any(not 0 <= i < target.vocab_size for i in self.draft_ids):
-            raise ValueError(f"draft_ids must be in 0..{target.vocab_size - 1}, the target's vocabulary")
+            raise ValueError(
+                f"`draft_ids` must be in 0..{target.vocab_size - 1}, the target's vocabulary, got "
+                f"{min(self.draft_ids)}..{max(self.draft_ids)}"
+            )
 
 
 class _VocabularyHead(nn.Module):
@@ -125,7 +135,7 @@ class MedusaHeads(nn.Module):
 
 
 class FeatureDecoder(nn.Module):
-    """Decoder layers over pairs, and over masks where all positions are said at once."""
+    """Decoder layers over pairs, and over masks where all positions are predicted at once."""
 
     config: HeadsConfig
     target: t5.T5Config
@@ -140,7 +150,7 @@ class FeatureDecoder(nn.Module):
             num_heads=c.num_heads,
             num_decoder_layers=c.num_layers,
         )
-        self.layer_config, num_features = layer, self.target.d_model * (1 + len(c.feature_layers))
+        num_features = self.target.d_model * (1 + len(c.feature_layers))
         self.fuse = self.param("fuse", normal(num_features**-0.5), (num_features, c.d_model))
         num_inputs = c.d_model + self.target.d_model
         self.mix = self.param("mix", normal(num_inputs**-0.5), (num_inputs, c.d_model))
@@ -206,7 +216,7 @@ class FeatureDecoder(nn.Module):
     def unroll(
         self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
     ) -> jax.Array:
-        """What drafting from each of N pairs would say, for training: logits `[B, D, N, R]`.
+        """Returns what drafting from each of N pairs would give, for training: logits `[B, D, N, R]`.
 
         Entry [d, i] is of the token d + 1 after that of pair i, the true tokens taken for those drafted
         before it.
@@ -264,12 +274,34 @@ class FeatureDecoder(nn.Module):
         return jnp.concatenate([first, rest], axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadsNetwork:
-    """Heads as pure functions of params `{"heads": ..., "frozen": ...}`; compared by value."""
+class HeadsNetwork(struct.PyTreeNode):
+    """Heads with their params and the arrays of the target that they read.
 
-    config: HeadsConfig
-    target: t5.T5Config
+    Attributes:
+      params: of the heads alone; None before they have any.
+      frozen: the target's embedding and head: the very arrays of its params.
+      config: the shape of the heads. Static.
+      target: of the target. Static.
+    """
+
+    params: Params = struct.field(repr=False)
+    frozen: Params = struct.field(repr=False)
+    config: HeadsConfig = struct.field(pytree_node=False)
+    target: t5.T5Config = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, config: HeadsConfig, target: t5.T5Network, params: Params = None) -> "HeadsNetwork":
+        """Returns heads on a target."""
+        frozen = {name: target.params[name] for name in ("embedding", "head") if name in target.params}
+        return cls(params, frozen, config, target.config)
+
+    def check(self, target: Network) -> None:
+        """Raises a ValueError if they were loaded for another target; traced arrays are not looked at."""
+        ours, frozen = jax.tree.leaves(target), jax.tree.leaves(self.frozen)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in (*ours, *frozen)):
+            return
+        if not {id(leaf) for leaf in frozen} <= {id(leaf) for leaf in ours}:
+            raise ValueError("`drafter` must have heads of this target; load_heads(directory, target)")
 
     @property
     def vocab_size(self) -> int:
@@ -278,7 +310,7 @@ class HeadsNetwork:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Of the target, whose features it reads."""
+        """Of the target, whose features are read."""
         return self.config.feature_layers
 
     @property
@@ -292,42 +324,36 @@ class HeadsNetwork:
         kind = MedusaHeads if self.config.kind == "medusa" else FeatureDecoder
         return kind(self.config, self.target)
 
-    def frozen(self, target_params: Any) -> dict[str, Any]:
-        """The target's arrays that are read."""
-        return {name: target_params[name] for name in ("embedding", "head") if name in target_params}
-
-    def ahead(self, params: Any, features: jax.Array, depth: int) -> jax.Array:
-        """Logits `[B, depth, V]` of Medusa's first heads after features `[B, M]`."""
-        logits = self._apply(params, params["frozen"], features[:, None], depth, method="unroll")
+    def ahead(self, features: jax.Array, depth: int) -> jax.Array:
+        """Returns logits `[B, depth, V]` of Medusa's first heads after features `[B, M]`."""
+        logits = self._apply(self.frozen, features[:, None], depth, method="unroll")
         return self._spread(logits[:, :, 0])
 
-    def init_cache(self, params: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
+    def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
         """See `FeatureDecoder.init_cache`."""
-        return self._apply(params, encoded, source_mask, num_slots, method="init_cache")
+        return self._apply(encoded, source_mask, num_slots, method="init_cache")
 
-    def hidden(self, params: Any, features: jax.Array) -> jax.Array:
+    def hidden(self, features: jax.Array) -> jax.Array:
         """See `FeatureDecoder.hidden`."""
-        return self._apply(params, features, method="hidden")
+        return self._apply(features, method="hidden")
 
     def decode(
-        self,
-        params: Any,
-        cache: Any,
-        hidden: jax.Array,
-        tokens: jax.Array,
-        layout: Layout,
-        num_masks: int = 0,
-    ) -> tuple[jax.Array, Any]:
+        self, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout, num_masks: int = 0
+    ) -> tuple[jax.Array, cache_lib.Cache]:
         """See `FeatureDecoder.decode`; the first `num_masks` masks."""
         mask_ids = tuple(range(num_masks))
-        return self._apply(params, params["frozen"], hidden, tokens, cache, layout, mask_ids, method="decode")
+        return self._apply(self.frozen, hidden, tokens, cache, layout, mask_ids, method="decode")
 
-    def head(self, params: Any, hidden: jax.Array) -> jax.Array:
-        """Maps `[B, N, W]` to logits `[B, N, V]`; ids that are not drafted have none to speak of."""
-        return self._spread(self._apply(params, params["frozen"], hidden, method="logits"))
+    def head(self, hidden: jax.Array) -> jax.Array:
+        """Maps `[B, N, W]` to logits `[B, N, V]`; ids that are not drafted are masked."""
+        return self._spread(self._apply(self.frozen, hidden, method="logits"))
+
+    def unroll(self, *inputs: jax.Array) -> jax.Array:
+        """Returns logits `[B, D, N, R]` for training; see `unroll` of the modules."""
+        return self._apply(self.frozen, *inputs, method="unroll")
 
     def _spread(self, logits: jax.Array) -> jax.Array:
-        """`[..., R]` to `[..., V]`."""
+        """Maps `[..., R]` to `[..., V]`."""
         if not self.config.draft_ids:
             return logits
         place = np.full(self.vocab_size, len(self.config.draft_ids))
@@ -335,5 +361,5 @@ class HeadsNetwork:
         rest = jnp.full((*logits.shape[:-1], 1), layers.MASKED, logits.dtype)
         return jnp.concatenate([logits, rest], axis=-1)[..., place]
 
-    def _apply(self, params: Any, *args: Any, method: str) -> Any:
-        return self.module.apply({"params": params["heads"]}, *args, method=method)
+    def _apply(self, *args: Any, method: str) -> Any:
+        return self.module.apply({"params": self.params}, *args, method=method)

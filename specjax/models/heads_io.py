@@ -27,7 +27,7 @@ def _name(path: tuple) -> str:
 
 
 def fingerprint(params: Any) -> str:
-    """Tells one target's params from another's: path, shape and first entries of every array, in bfloat16."""
+    """Returns a digest of params: path, shape and first entries of every array, in bfloat16."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)}{leaf.shape}".encode())
@@ -36,55 +36,52 @@ def fingerprint(params: Any) -> str:
 
 
 def _first(leaf: Any) -> np.ndarray:
-    """The first `_SAMPLE` entries, on a mesh of the rows that hold them."""
+    """Returns the first `_SAMPLE` entries, on a mesh of the rows that hold them."""
     if leaf.ndim == 0:
         return np.asarray(sharding.fetch(leaf))
     rows = -(-_SAMPLE // max(leaf[:1].size, 1))
     return np.asarray(sharding.fetch(leaf[:rows]).ravel()[:_SAMPLE].astype(jnp.bfloat16))
 
 
-def save(
-    directory: str | os.PathLike[str], config: heads.HeadsConfig, params: Any, target_params: Any
-) -> None:
-    """Writes heads, heads.json last.
+def save(directory: str | os.PathLike[str], network: heads.HeadsNetwork, target: t5.T5Network) -> None:
+    """Writes heads, in bfloat16, heads.json last.
 
     Args:
       directory: created when missing.
-      config: their shape.
-      params: of the heads alone; written in bfloat16.
-      target_params: of the target that they were trained for.
+      network: the heads.
+      target: that they were trained for.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
         _name(path): np.asarray(leaf.astype(jnp.bfloat16))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(network.params)
     }
-    document = {"format": FORMAT, "target": fingerprint(target_params), "config": dataclasses.asdict(config)}
-    said = json.dumps(document, sort_keys=True) + "\n"
+    config = dataclasses.asdict(network.config)
+    document = {"format": FORMAT, "target": fingerprint(target.params), "config": config}
+    text = json.dumps(document, sort_keys=True) + "\n"
     write_whole(
         {
             directory / WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path),
-            directory / CONFIG: lambda path: path.write_text(said, encoding="utf-8"),
+            directory / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
         }
     )
 
 
 def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, str]:
-    """The shape of heads on disk, and the fingerprint of their target.
+    """Returns the shape of heads on disk, and the fingerprint of their target.
 
     Raises:
       ValueError: there are none, or not of this format.
     """
     path = pathlib.Path(directory) / CONFIG
+    config: dict[str, Any]
     try:
         document = json.loads(path.read_text("utf-8"))
         if document["format"] != FORMAT:
             raise ValueError(f"its format is {document['format']!r}")
-        settings: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in document["config"].items()
-        }
-        return heads.HeadsConfig(**settings), document["target"]
+        config = {k: tuple(v) if isinstance(v, list) else v for k, v in document["config"].items()}
+        return heads.HeadsConfig(**config), document["target"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} does not hold heads of the format {FORMAT!r} ({error}): make some with "
@@ -92,57 +89,51 @@ def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, s
         ) from error
 
 
-def load(
-    directory: str | os.PathLike[str], target: t5.T5Config, target_params: Any
-) -> tuple[heads.HeadsNetwork, dict[str, Any]]:
-    """Reads heads for a target.
-
-    Returns:
-      The network, and params of it: the heads, in the dtype of the target's, and the target's arrays.
+def load(directory: str | os.PathLike[str], target: t5.T5Network) -> heads.HeadsNetwork:
+    """Reads heads for a target, in the dtype of its params.
 
     Raises:
       ValueError: they were made for another target, are damaged, or do not fit their config.
     """
     config, made_for = read_config(directory)
-    found = fingerprint(target_params)
+    found = fingerprint(target.params)
     if found != made_for:
         raise ValueError(
             f"the heads in {directory} were trained for another target (fingerprint {made_for[:12]}, not "
             f"{found[:12]}): train some for this one with `python -m experiments.train_heads`"
         )
-    config.check(target)
+    config.check(target.config)
     path = pathlib.Path(directory) / WEIGHTS
     try:
         tensors = safetensors.numpy.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is missing or damaged ({error}): copy it again") from error
-    network = heads.HeadsNetwork(config, target)
-    wanted = jax.eval_shape(lambda: init(network, target_params, 0))
-    names = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
-    if names != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise ValueError(f"{path} holds other arrays than {CONFIG} says: copy both again")
-    dtype = target_params["embedding"].dtype
+    expected = jax.eval_shape(lambda: init(config, target, 0).params)
+    shapes = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(expected)}
+    if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
+        raise ValueError(f"{path} holds other arrays than {CONFIG} states: copy both again")
+    dtype = target.params["embedding"].dtype
     params = jax.tree_util.tree_map_with_path(
-        lambda path, _: jnp.asarray(tensors[_name(path)], dtype), wanted
+        lambda path, _: jnp.asarray(tensors[_name(path)], dtype), expected
     )
-    return network, {"heads": params, "frozen": network.frozen(target_params)}
+    return heads.HeadsNetwork.of(config, target, params)
 
 
-def init(network: heads.HeadsNetwork, target_params: Any, seed: int) -> Any:
-    """Float32 params before the first step.
+def init(config: heads.HeadsConfig, target: t5.T5Network, seed: int) -> heads.HeadsNetwork:
+    """Returns untrained heads with float32 params.
 
-    Medusa's vocabulary head begins as the target's rows of the ids that are drafted: at first every head says
-    what the target itself says of the next token.
+    Medusa's vocabulary head begins as the target's rows of the ids that are drafted: at first every head
+    predicts what the target itself predicts of the next token.
     """
-    config, target, frozen = network.config, network.target, network.frozen(target_params)
-    frozen = jax.tree.map(lambda x: x.astype(jnp.float32), frozen)
-    width = target.d_model * (1 + len(config.feature_layers))
-    inputs: tuple = (jnp.zeros((1, 2, width)),)
+    network = heads.HeadsNetwork.of(config, target)
+    frozen = jax.tree.map(lambda x: x.astype(jnp.float32), network.frozen)
+    m = target.config.d_model
+    inputs: tuple = (jnp.zeros((1, 2, m * (1 + len(config.feature_layers)))),)
     if config.kind != "medusa":
-        inputs += (jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, target.d_model)), jnp.ones((1, 2), bool))
+        inputs += (jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, m)), jnp.ones((1, 2), bool))
     params = network.module.init(jax.random.key(seed), frozen, *inputs, method="unroll")["params"]
     if config.kind == "medusa" and config.draft_ids:
         ids = np.array(config.draft_ids)
-        rows = frozen["embedding"][ids].T if target.tied_head else frozen["head"][:, ids]
-        params["head"]["kernel"] = rows * (target.d_model**-0.5 if target.scale_logits else 1.0)
-    return params
+        rows = frozen["embedding"][ids].T if target.config.tied_head else frozen["head"][:, ids]
+        params["head"]["kernel"] = rows * (m**-0.5 if target.config.scale_logits else 1.0)
+    return network.replace(params=params)

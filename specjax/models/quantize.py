@@ -1,27 +1,24 @@
 """Weights in eight bits: a quarter of the bytes, per output channel.
 
-A target's own weights in int8 make a draft that needs no training, and whose mistakes cost
-acceptance only. As a target they are another model: speculation is then lossless with respect to that one.
+A target's own weights in int8 make a draft model that needs no training, and whose mistakes cost
+acceptance only. As a target they are a different model: speculation is then lossless with respect to it.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Layout, Network, Params
+from specjax.models.t5 import T5Network
+from specjax.types import Params
 
-_INNER_AXES: dict[str, int | tuple[int, ...]] = {
-    "embedding": -1,
-    "o": (0, 1),
-}  # what a product sums over; 0 elsewhere
+_INNER_AXES: dict[str, int | tuple[int, ...]] = {"embedding": -1, "o": (0, 1)}  # summed over; 0 elsewhere
 
 
 def quantize(params: Params) -> Params:
     """Replaces every matrix by `{"int8", "scale"}`: rounded to 127 steps of its channel's largest entry.
 
-    Vectors stay as they are. Norms and the tables of relative positions are small; the latter stay too.
+    Vectors (norms) and the tables of relative positions are small and stay as they are.
     """
 
     def one(path: tuple, leaf: jax.Array) -> Any:
@@ -36,7 +33,7 @@ def quantize(params: Params) -> Params:
 
 
 def dequantize(params: Params) -> Params:
-    """The float32 params that `quantize` stands for."""
+    """Returns the float32 params that quantized ones stand for."""
 
     def is_pair(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() == {"int8", "scale"}
@@ -51,50 +48,14 @@ def dequantize(params: Params) -> Params:
     return jax.tree.map(one, params, is_leaf=is_pair)
 
 
-@dataclasses.dataclass(frozen=True)
-class QuantizedNetwork:
-    """A network whose params came from `quantize`; each call unpacks what it reads."""
+class QuantizedNetwork(T5Network):
+    """A T5 whose params came from `quantize`; each call unpacks what it reads."""
 
-    network: Network
+    @classmethod
+    def of(cls, network: T5Network) -> "QuantizedNetwork":
+        """Returns the network in eight bits, on the same devices."""
+        params = jax.jit(quantize)(network.params)
+        return cls(params, network.config, network.feature_layers, network.cache_sharding, network.vocabulary)
 
-    def with_features(self, layers: tuple[int, ...]) -> "QuantizedNetwork":
-        """The same network, which gives out features of these layers too; see `t5.T5Network`."""
-        return QuantizedNetwork(self.network.with_features(layers))  # type: ignore[attr-defined]
-
-    @property
-    def config(self) -> Any:
-        """Of the network."""
-        return self.network.config  # type: ignore[attr-defined]
-
-    @property
-    def cache_sharding(self) -> Any:
-        """Of the network."""
-        return getattr(self.network, "cache_sharding", None)
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.network.vocab_size
-
-    @property
-    def encoded_width(self) -> int:
-        """M."""
-        return self.network.encoded_width
-
-    def encode(self, params: Params, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
-        """See `types.Network`."""
-        return self.network.encode(dequantize(params), source_ids, source_mask)
-
-    def init_cache(self, params: Params, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Any:
-        """See `types.Network`."""
-        return self.network.init_cache(dequantize(params), encoded, source_mask, num_slots)
-
-    def decode(
-        self, params: Params, cache: Any, tokens: jax.Array, layout: Layout | None = None
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """See `types.Network`."""
-        return self.network.decode(dequantize(params), cache, tokens, layout)
-
-    def head(self, params: Params, features: jax.Array) -> jax.Array:
-        """See `types.Network`."""
-        return self.network.head(dequantize(params), features)
+    def _apply(self, *args: Any, method: str, **options: Any) -> Any:
+        return self.module.apply({"params": dequantize(self.params)}, *args, method=method, **options)

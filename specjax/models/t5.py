@@ -5,12 +5,12 @@ Axes: B rows, N decoder tokens of this call, S source length, T cache slots, V v
 The residual stream and the logits are float32 whatever the compute dtype is.
 """
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax import tree
 from specjax.cache import Cache
@@ -25,7 +25,7 @@ from specjax.models.layers import (
     run_decoder,
     unit,
 )
-from specjax.types import Layout
+from specjax.types import Layout, Network, Params
 
 __all__ = ["PRESETS", "T5", "T5Config", "T5Network"]
 
@@ -77,7 +77,7 @@ class T5(nn.Module):
         return self.dropout(self.encoder_norm(x), deterministic=deterministic)
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
-        """An empty cache with the cross-attention keys and values of these sources.
+        """Returns an empty cache with the cross-attention keys and values of these sources.
 
         Args:
           encoded: `[B, S, M]`, the output of `encode`.
@@ -123,7 +123,7 @@ class T5(nn.Module):
         return logits, features, cache
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """The head: maps features `[B, N, M]` to logits `[B, N, V] float32`."""
+        """Maps features `[B, N, M]` to logits `[B, N, V] float32`."""
         c = self.config
         if c.scale_logits:
             features = features * jnp.asarray(c.d_model**-0.5, features.dtype)
@@ -143,31 +143,35 @@ class T5(nn.Module):
         decoder_input: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Teacher forcing: logits `[B, N, V] float32` after each token of `decoder_input` `[B, N]`."""
+        """Returns logits `[B, N, V] float32` after each token of `decoder_input` `[B, N]`."""
         encoded = self.encode(source_ids, source_mask, deterministic)
         cache = self.init_cache(encoded, source_mask, num_slots=0)
         return self.decode(decoder_input, cache, deterministic)[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class T5Network:
-    """T5 as the pure functions of `types.Network`; equal configs make equal networks.
+class T5Network(Network):
+    """A T5 with its params, which are leaves; everything else is static.
 
     Attributes:
-      config: its shape.
-      feature_layers: decoder layers after which the residual stream, over its root mean square, is given out
+      params: nested dicts of arrays, in the structure of `T5(config).init(...)["params"]`.
+      config: shape and flavour.
+      feature_layers: decoder layers after which the residual stream, over its root mean square, is returned
         behind the last hidden state (EAGLE-3 reads a low, a middle and a high one).
       cache_sharding: of the cache's keys and values `[B, H, ...]` on a mesh: an empty cache has no
-        input whose placement the compiler could take over. None: the compiler's choice.
+        input whose placement the compiler could take over. None: one device.
+      vocabulary: a `texts.Vocabulary`; None: unknown, all V ids exist.
     """
 
-    config: T5Config
-    feature_layers: tuple[int, ...] = ()
-    cache_sharding: jax.sharding.NamedSharding | None = None
+    params: Params = struct.field(repr=False)
+    config: T5Config = struct.field(pytree_node=False)
+    feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    cache_sharding: jax.sharding.NamedSharding | None = struct.field(pytree_node=False, default=None)
+    vocabulary: Any = struct.field(pytree_node=False, default=None)
 
-    def with_features(self, layers: tuple[int, ...]) -> "T5Network":
-        """The same network, which gives out the features of these layers too."""
-        return dataclasses.replace(self, feature_layers=layers)
+    @property
+    def module(self) -> T5:
+        """The Linen module."""
+        return T5(self.config)
 
     @property
     def vocab_size(self) -> int:
@@ -179,30 +183,62 @@ class T5Network:
         """M."""
         return self.config.d_model
 
-    def encode(self, params: Any, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
-        """See `T5.encode`."""
-        return self._apply(params, source_ids, source_mask, method="encode")
+    @property
+    def num_ids(self) -> int | None:
+        """Ids of the vocabulary, where V is padded beyond them; None: all."""
+        known = self.vocab_size if self.vocabulary is None else len(self.vocabulary)
+        return known if known < self.vocab_size else None
 
-    def init_cache(self, params: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
+    @property
+    def pad_id(self) -> int:
+        """Of the config, as the next two."""
+        return self.config.pad_id
+
+    @property
+    def start_id(self) -> int:
+        return self.config.start_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return (self.config.eos_id,)
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        """What the params lie on; None: one device."""
+        place: Any = self.cache_sharding
+        return place and place.mesh
+
+    def with_features(self, layers: tuple[int, ...]) -> "T5Network":
+        """Returns the same network, whose features hold those of `layers` too."""
+        return self.replace(feature_layers=layers)
+
+    def with_vocabulary(self, vocabulary: Any) -> "T5Network":
+        """Returns the same network with another vocabulary."""
+        return self.replace(vocabulary=vocabulary)
+
+    def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
+        """See `T5.encode`."""
+        return self._apply(source_ids, source_mask, method="encode")
+
+    def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
         """See `T5.init_cache`."""
-        cache = self._apply(params, encoded, source_mask, num_slots, method="init_cache")
+        cache = self._apply(encoded, source_mask, num_slots, method="init_cache")
         if self.cache_sharding is None:
             return cache
+        arrays = (cache.keys, cache.values, cache.cross_keys, cache.cross_values)
+        arrays = jax.lax.with_sharding_constraint(arrays, self.cache_sharding)
         names = ("keys", "values", "cross_keys", "cross_values")
-        arrays = {name: getattr(cache, name) for name in names}
-        return cache.replace(**jax.lax.with_sharding_constraint(arrays, self.cache_sharding))
+        return cache.replace(**dict(zip(names, arrays, strict=True)))
 
     def decode(
-        self, params: Any, cache: Cache, tokens: jax.Array, layout: Layout | None = None
+        self, cache: Cache, tokens: jax.Array, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, Cache]:
         """See `T5.decode`."""
-        return self._apply(
-            params, tokens, cache, layout=layout, feature_layers=self.feature_layers, method="decode"
-        )
+        return self._apply(tokens, cache, layout=layout, feature_layers=self.feature_layers, method="decode")
 
-    def head(self, params: Any, features: jax.Array) -> jax.Array:
+    def head(self, features: jax.Array) -> jax.Array:
         """See `T5.logits`."""
-        return self._apply(params, features, method="logits")
+        return self._apply(features, method="logits")
 
-    def _apply(self, params: Any, *args: Any, method: str, **options: Any) -> Any:
-        return T5(self.config).apply({"params": params}, *args, method=method, **options)
+    def _apply(self, *args: Any, method: str, **options: Any) -> Any:
+        return self.module.apply({"params": self.params}, *args, method=method, **options)

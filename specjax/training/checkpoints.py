@@ -26,7 +26,7 @@ MANIFEST, NOTE, STATE, PARTIAL = "manifest.json", "note.json", "state", ".partia
 
 
 class Restored(NamedTuple):
-    """A checkpoint read back: the state, and the note as it was given."""
+    """A checkpoint read back: the state, and its note."""
 
     state: Any
     note: Any
@@ -36,10 +36,10 @@ class Checkpoints:
     """The checkpoints of one run, in one process: the newest `num_kept`, and those asked for.
 
     Args:
-      directory: where they lie; made absolute, created when missing.
+      directory: of all of them; made absolute, created when missing.
 
     Raises:
-      OSError: nothing can be written there.
+      OSError: it cannot be written to.
     """
 
     def __init__(self, directory: str | os.PathLike[str], num_kept: int = 2):
@@ -66,7 +66,7 @@ class Checkpoints:
         return max(self.steps, default=None)
 
     def save(self, step: int, state: Any, note: Any = None, keep: Iterable[int] = ()) -> None:
-        """Starts writing in the background; a step that is there already is left as it is.
+        """Starts writing in the background; a step that exists already is left as it is.
 
         The arrays are copied before this returns: they may be donated. Waits for the write before.
 
@@ -90,27 +90,26 @@ class Checkpoints:
         self._writing = self._executor.submit(self._finish, step, _leaves(state), response, {*keep})
 
     def _finish(self, step: int, leaves: dict[str, str], response: Any, keep: set[int]) -> None:
-        """The rest of a save, in the background: manifest, rename, delete what is too old."""
+        """Completes a save in the background: manifest, rename, delete what is too old."""
         response.result()
         partial = self.directory / f"{PARTIAL}{step}"
         write_manifest(partial, step, leaves)
         commit(partial, self.directory / str(step))
         for old in {*self.steps[: -self._num_kept]} - keep:
-            away = self.directory / f"{PARTIAL}{old}"  # a deletion that is cut short leaves no ruin
+            away = self.directory / f"{PARTIAL}{old}"  # a deletion that is cut short leaves no half
             os.rename(self.directory / str(old), away)
             shutil.rmtree(away)
 
     def restore(self, like: Any, step: int | None = None) -> Restored:
-        """One checkpoint, checked, in the structure, types and shardings of `like`.
+        """Reads one checkpoint, checked, in the structure, types and shardings of `like`.
 
         Args:
-          like: arrays or `jax.ShapeDtypeStruct`s with shardings. These may be other than those
-            that were saved, on other devices too.
+          like: arrays or `jax.ShapeDtypeStruct`s with shardings, which may differ from those saved.
           step: None: the newest.
 
         Raises:
-          ValueError: there is none, it is damaged, it was not written by this class, or it holds
-            other arrays than `like`; the file and the remedy are named.
+          ValueError: it is missing, damaged, not written by this class, or holds other arrays than
+            `like`; the file and the remedy are named.
         """
         self.wait()
         step = self.latest_step if step is None else step
@@ -146,12 +145,12 @@ def write_manifest(folder: pathlib.Path, step: int, leaves: dict[str, str]) -> N
 
 
 def commit(partial: pathlib.Path, final: pathlib.Path) -> None:
-    """The one act by which a checkpoint comes into being."""
+    """Makes a checkpoint complete, in one atomic step."""
     os.rename(partial, final)
 
 
 def read_manifest(folder: pathlib.Path, remedy: str) -> dict[str, Any]:
-    """The manifest, once every file was found to be as it was written.
+    """Returns the manifest, once every file was found to be as it was written.
 
     Raises:
       ValueError: a file is missing, of another size or content, or the manifest is not one of
@@ -167,7 +166,7 @@ def read_manifest(folder: pathlib.Path, remedy: str) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not of the format {FORMAT!r}: {remedy}")
     if manifest.get("step") != int(folder.name):
-        raise ValueError(f"{path} speaks of step {manifest.get('step')}: {remedy}")
+        raise ValueError(f"{path} states step {manifest.get('step')}: {remedy}")
     for name, written in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -185,19 +184,19 @@ def _check_leaves(folder: pathlib.Path, manifest: dict[str, Any], wanted: dict[s
     for name in sorted(held.keys() | wanted.keys()):
         if held.get(name) != wanted.get(name):
             raise ValueError(
-                f"{folder} holds {held.get(name, 'nothing')} as {name}, but {wanted.get(name, 'nothing')} is "
-                "wanted: train with the model and the optimizer that wrote it, or choose another directory"
+                f"{folder} holds {held.get(name, 'nothing')} as {name}, not {wanted.get(name, 'nothing')}: "
+                "train with the model and the optimizer that wrote it, or choose another directory"
             )
 
 
 def _leaves(state: Any) -> dict[str, str]:
-    """Path of every array -> its dtype and shape."""
+    """Returns dtype and shape of every array by its path."""
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in paths_and_leaves}
 
 
 def _digest(path: pathlib.Path) -> list[Any]:
-    """Size in bytes and SHA-256."""
+    """Returns size in bytes and SHA-256."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return [path.stat().st_size, digest]
@@ -205,7 +204,7 @@ def _digest(path: pathlib.Path) -> list[Any]:
 
 def _encode_bytes(value: Any) -> dict[str, str]:
     if not isinstance(value, bytes):
-        raise TypeError(f"note holds {value!r}: give JSON or bytes")
+        raise TypeError(f"`note` must hold JSON and bytes, got {value!r}")
     return {"bytes in hex": value.hex()}
 
 

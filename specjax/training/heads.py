@@ -1,4 +1,4 @@
-"""Training heads on a frozen target: what it says of each text, and the objective.
+"""Training heads on a frozen target: the target's outputs on each text, and the objective.
 
 Axes: B rows, S source length, N target length, D positions ahead, F width of the features, R ids that are
 drafted, V vocabulary.
@@ -11,45 +11,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import heads as heads_lib
+from specjax.models.heads import HeadsNetwork
+from specjax.models.t5 import T5Network
 from specjax.training.loop import Arrays, Objective, decoder_input
 from specjax.types import Params
 
 DECAY = 0.8  # of the weights of positions further ahead (Medusa; EAGLE-3, section 3.2)
 
 
-def make_teacher(
-    module: Any, params: Params, feature_layers: tuple[int, ...] = (), num_ids: int | None = None
-) -> Callable[[Arrays], Arrays]:
-    """A function that adds to a batch what the target makes of it.
+def make_teacher(target: T5Network, feature_layers: tuple[int, ...] = ()) -> Callable[[Arrays], Arrays]:
+    """Returns a function that adds the target's outputs to a batch.
 
-    "target_logits" `[B, N, num_ids] float32` before each target token; of the pair that ends before it
-    "inputs" `[B, N]` and "features" `[B, N, F]`, zero in the first; and "encoded" `[B, S, M]`.
+    "target_logits" `[B, N, V] float32` before each target token, ids that do not exist left out; of the pair
+    that ends before it "inputs" `[B, N]` and "features" `[B, N, F]`, zero in the first; and "encoded"
+    `[B, S, M]`.
     """
 
     @jax.jit
-    def forward(params: Params, batch: Arrays) -> Arrays:
-        inputs = decoder_input(module, batch["target_ids"])
-        apply = lambda *args, **options: module.apply({"params": params}, *args, **options)  # noqa: E731
-        encoded = apply(batch["source_ids"], batch["source_mask"], method="encode")
-        cache = apply(encoded, batch["source_mask"], 0, method="init_cache")
-        logits, features, _ = apply(inputs, cache, feature_layers=feature_layers, method="decode")
+    def forward(target: T5Network, batch: Arrays) -> Arrays:
+        inputs = decoder_input(target.module, batch["target_ids"])
+        encoded = target.encode(batch["source_ids"], batch["source_mask"])
+        cache = target.init_cache(encoded, batch["source_mask"], 0)
+        logits, features, _ = target.decode(cache, inputs)
         features = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        logits = logits[..., :num_ids]
+        logits = logits[..., : target.num_ids]
         return {"target_logits": logits, "inputs": inputs, "features": features, "encoded": encoded}
 
-    return lambda batch: batch | forward(params, batch)
+    with_features = target.with_features(feature_layers)
+    return lambda batch: batch | forward(with_features, batch)
 
 
-def objective(network: heads_lib.HeadsNetwork, frozen: Params) -> Objective:
-    """Cross-entropy with the target's distributions, at all positions ahead.
+def objective(network: HeadsNetwork) -> Objective:
+    """Returns the cross-entropy with the target's distributions, at all positions ahead, of taught batches.
 
     A position d further counts 0.8^d. Where not all ids are drafted, the others are left out of the sum.
     """
 
     def loss(params: Params, part: Arrays, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         del key
-        logits, p, valid = _by_depth(network, params, frozen, part)
+        logits, p, valid = _by_depth(network.replace(params=params), part)
         log_q = jax.nn.log_softmax(logits, axis=-1)
         entropies = -(p * log_q).sum(-1)  # [B, D, N]
         count = jnp.maximum(valid.sum((0, 2)), 1)
@@ -61,17 +61,17 @@ def objective(network: heads_lib.HeadsNetwork, frozen: Params) -> Objective:
 
 
 def make_agreement(
-    network: heads_lib.HeadsNetwork, frozen: Params
+    network: HeadsNetwork,
 ) -> Callable[[Params, Iterable[Arrays]], tuple[np.ndarray, np.ndarray]]:
-    """A function `(params, taught batches) -> mean chances of acceptance` by position ahead, `[D]` twice.
+    """Returns `(params, taught batches) -> mean chances of acceptance` by position ahead, `[D]` twice.
 
     The tokens between are taken as they are in the batch. At temperature 1, the sum of min(p, q); at
     temperature 0, the share of positions whose argmaxes agree.
     """
 
     @jax.jit
-    def total(params: Params, frozen: Params, batch: Arrays) -> Any:
-        logits, p, valid = _by_depth(network, params, frozen, batch)
+    def total(network: HeadsNetwork, batch: Arrays) -> Any:
+        logits, p, valid = _by_depth(network, batch)
         q = jax.nn.softmax(logits, axis=-1)
         ids = np.array(network.config.draft_ids or range(logits.shape[-1]))
         best = _shifted(batch["target_logits"].argmax(-1), network.num_steps)
@@ -80,37 +80,34 @@ def make_agreement(
         return mean(jnp.minimum(p, q).sum(-1)), mean(agree), valid.sum((0, 2))
 
     def agreement(params: Params, batches: Iterable[Arrays]) -> tuple[np.ndarray, np.ndarray]:
-        sums = [jax.device_get(total(params, frozen, batch)) for batch in batches]
+        sums = [jax.device_get(total(network.replace(params=params), batch)) for batch in batches]
         overlap, agree, count = (np.sum([x[i] for x in sums], axis=0) for i in range(3))
         if not count.all():
-            raise ValueError("batches hold too few target tokens: give at least one that is long enough")
+            raise ValueError("`batches` must hold more target tokens; give at least one that is long enough")
         return overlap / count, agree / count
 
     return agreement
 
 
-def _by_depth(
-    network: heads_lib.HeadsNetwork, params: Params, frozen: Params, batch: Arrays
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Logits `[B, D, N, R]` of the heads, the target's probabilities of the same ids, and which count."""
-    module, depth = network.module, network.num_steps
+def _by_depth(network: HeadsNetwork, batch: Arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns logits `[B, D, N, R]` of the heads, the target's probabilities of the same ids, which count."""
     inputs: tuple = (batch["features"],)
     if network.config.kind != "medusa":
         inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
-    logits = module.apply({"params": params}, frozen, *inputs, method="unroll")
+    logits = network.unroll(*inputs)
     p = jax.nn.softmax(batch["target_logits"], axis=-1)
     if network.config.draft_ids:
         p = p[..., np.array(network.config.draft_ids)]
     else:
         logits = logits[..., : p.shape[-1]]
-    valid = _shifted(batch["target_mask"], depth)
-    if network.config.kind == "medusa":  # which has nothing to say before the first feature
+    valid = _shifted(batch["target_mask"], network.num_steps)
+    if network.config.kind == "medusa":  # which predicts nothing before the first feature
         valid = valid.at[:, :, 0].set(False)
-    return logits, _shifted(p, depth), valid
+    return logits, _shifted(p, network.num_steps), valid
 
 
 def _shifted(values: jax.Array, depth: int) -> jax.Array:
-    """`[B, D, N, ...]` of `values` `[B, N, ...]`: entry [d, i] is that at i + d, zero beyond the end."""
+    """Returns `[B, D, N, ...]`: entry [d, i] is `values` `[B, N, ...]` at i + d, zero beyond the end."""
     num = values.shape[1]
     padded = jnp.pad(values, [(0, 0), (0, depth)] + [(0, 0)] * (values.ndim - 2))
     return jnp.stack([padded[:, d : d + num] for d in range(depth)], axis=1)

@@ -1,4 +1,4 @@
-"""The one training loop: a jitted step, validation, progress.
+"""The one training loop: a jitted step, validation, progress, early stopping.
 
 Axes: B rows, S source length, N target length, V vocabulary.
 """
@@ -7,19 +7,18 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from jax.sharding import Mesh
 
 from specjax import data, sharding
 from specjax.training import losses
-from specjax.training.optimization import Optimization
-from specjax.training.state import Params, TrainState
+from specjax.training.state import Optimization, TrainState
+from specjax.types import Params
 
 Arrays = dict[str, Any]  # the fields of a `data.Batch`
 Step = Callable[[TrainState, Arrays], tuple[TrainState, jax.Array]]
@@ -29,7 +28,7 @@ Objective = Callable[[Params, Arrays, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def decoder_input(module: Any, target_ids: jax.Array) -> jax.Array:
-    """What a decoder reads to say `target_ids` `[B, N]`: the start token, then all of them but the last."""
+    """Returns what a decoder reads for `target_ids` `[B, N]`: the start token, then all but the last."""
     start = jnp.full_like(target_ids[:, :1], module.config.start_id)
     return jnp.concatenate([start, target_ids[:, :-1]], axis=1)
 
@@ -37,7 +36,7 @@ def decoder_input(module: Any, target_ids: jax.Array) -> jax.Array:
 def teacher_forced_logits(
     module: Any, params: Params, batch: Arrays, dropout_key: jax.Array | None = None
 ) -> jax.Array:
-    """Logits `[B, N, V] float32` that predict `target_ids`, given all tokens before each."""
+    """Returns logits `[B, N, V] float32` that predict `target_ids`, given all tokens before each."""
     noise = {} if dropout_key is None else {"rngs": {"dropout": dropout_key}}
     return module.apply(
         {"params": params},
@@ -50,13 +49,13 @@ def teacher_forced_logits(
 
 
 def likelihood(module: Any, label_smoothing: float = 0.0) -> Objective:
-    """The negative log-likelihood of the target tokens: smoothed to minimise, plain to report.
+    """Returns the negative log-likelihood of the target tokens: smoothed to minimise, plain to report.
 
     Raises:
       ValueError: `label_smoothing` is not in [0, 1).
     """
     if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing={label_smoothing}: must be at least 0 and below 1")
+        raise ValueError(f"`label_smoothing` must be at least 0 and below 1, got {label_smoothing}")
 
     def objective(params: Params, part: Arrays, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = teacher_forced_logits(module, params, part, dropout_key=key)
@@ -68,7 +67,7 @@ def likelihood(module: Any, label_smoothing: float = 0.0) -> Objective:
 def make_gradients(
     objective: Objective, optimization: Optimization
 ) -> Callable[[Params, Arrays, jax.Array], tuple[jax.Array, Params]]:
-    """A function `(params, batch, key) -> (mean loss to report, gradients of that to minimise)`.
+    """Returns `(params, batch, key) -> (mean loss to report, gradients of that to minimise)`.
 
     The batch is cut into `num_accumulated` parts. Each adds its share of the mean over all valid
     tokens, so the sum is what the whole batch would give, however the tokens are spread.
@@ -97,7 +96,7 @@ def make_gradients(
 
 
 def make_step(objective: Objective, optimization: Optimization, like: TrainState) -> Step:
-    """The jitted training step `(state, batch) -> (state, mean loss to report)`.
+    """Returns the jitted training step `(state, batch) -> (state, mean loss to report)`.
 
     The state is donated: use the one that is returned. The dropout noise is a function of the
     state, so a resumed run repeats an uninterrupted one. Recompiles per batch shape.
@@ -129,9 +128,9 @@ def make_step(objective: Objective, optimization: Optimization, like: TrainState
         num_rows, num_devices = len(batch["source_ids"]), mesh.shape["data"]
         if num_rows % (num_devices * optimization.num_accumulated):
             raise ValueError(
-                f"a batch of {num_rows} rows cannot be divided into num_accumulated="
-                f"{optimization.num_accumulated} parts on {num_devices} data-parallel devices: "
-                f"choose a multiple of {num_devices * optimization.num_accumulated}"
+                f"a batch must have a multiple of {num_devices * optimization.num_accumulated} rows "
+                f"(num_accumulated={optimization.num_accumulated} parts on {num_devices} data-parallel "
+                f"devices), got {num_rows}"
             )
         return jitted(state, batch)
 
@@ -139,7 +138,7 @@ def make_step(objective: Objective, optimization: Optimization, like: TrainState
 
 
 def make_evaluate(module: Any, mesh: Mesh | None = None) -> Callable[[Params, Iterable[data.Batch]], float]:
-    """A function `(params, batches) -> mean loss in nats per token`, without dropout.
+    """Returns `(params, batches) -> mean loss in nats per token`, without dropout.
 
     Args:
       mesh: on which the params lie; None: one device.
@@ -168,14 +167,44 @@ def make_evaluate(module: Any, mesh: Mesh | None = None) -> Callable[[Params, It
         ]
         num_tokens = sum(count for _, count in totals)
         if num_tokens == 0:
-            raise ValueError("batches hold no target token: give at least one example")
+            raise ValueError("`batches` must hold a target token, got none; give at least one example")
         return float(sum(loss for loss, _ in totals) / num_tokens)
 
     return evaluate
 
 
-class Progress(struct.PyTreeNode):
-    """What a person wants to know after some steps.
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best validation result so far.
+
+    Attributes:
+      larger_is_better: True for BLEU, False for a loss.
+      step, value: of the best; None before the first.
+      num_worse: results since then, none of them better.
+    """
+
+    larger_is_better: bool
+    step: int | None = None
+    value: float | None = None
+    num_worse: int = 0
+
+    def update(self, step: int, value: float) -> "Best":
+        """Returns the best of one result more. A tie, or a NaN, is not better."""
+        if self.value is None:
+            better = value == value
+        else:
+            better = value > self.value if self.larger_is_better else value < self.value
+        if better:
+            return dataclasses.replace(self, step=step, value=value, num_worse=0)
+        return dataclasses.replace(self, num_worse=self.num_worse + 1)
+
+    def should_stop(self, patience: int) -> bool:
+        """Returns whether `patience` results in a row were not better; never with `patience` 0."""
+        return 0 < patience <= self.num_worse
+
+
+class Progress(NamedTuple):
+    """What to report after some steps.
 
     Attributes:
       step: steps done.
@@ -198,11 +227,11 @@ def run(
 ) -> TrainState:
     """Steps until `num_steps` in all, reporting every `report_every` steps and at the end.
 
-    `on_report` may evaluate, save, print; it returns False to stop early. The state that it is
-    given is donated to the next step.
+    `on_report` may evaluate, save, print; it returns False to stop early. The state that it
+    receives is donated to the next step.
 
     Raises:
-      FloatingPointError: the loss is no longer a number.
+      FloatingPointError: the loss is not finite.
     """
     done = int(state.step)
     while done < num_steps:

@@ -1,5 +1,6 @@
-"""The training state and where it lies."""
+"""The training state: how it is optimised, and where it lies."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,8 +10,67 @@ from flax import struct
 from jax.sharding import Mesh
 
 from specjax import sharding
-from specjax.training.optimization import Optimization
 from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization:
+    """How to optimise.
+
+    Attributes:
+      optimizer: "adafactor" (parameter-scaled updates, Shazeer and Stern 2018) or "adamw".
+      learning_rate: the peak; for Adafactor relative to each parameter's root mean square.
+      warmup_steps, num_steps: linear warm-up from zero, then `decay` until `num_steps`.
+      decay: "constant", "rsqrt" (falls as 1/sqrt(step)), "cosine" or "linear" (both to zero).
+      weight_decay: of AdamW; norms are left alone.
+      max_grad_norm: clipping by the global norm.
+      num_accumulated: parts into which a batch is cut, one in memory at a time. The update is
+        that of the whole batch.
+
+    Raises:
+      ValueError: an unknown name, or a number out of its range.
+    """
+
+    optimizer: str = "adafactor"
+    learning_rate: float = 2e-2
+    warmup_steps: int = 300
+    num_steps: int = 2000
+    decay: str = "cosine"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    num_accumulated: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("optimizer", self.optimizer, ("adafactor", "adamw")),
+            ("decay", self.decay, ("constant", "rsqrt", "cosine", "linear")),
+        ):
+            if value not in known:
+                raise ValueError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
+        if self.num_accumulated < 1:
+            raise ValueError(f"`num_accumulated` must be at least 1, got {self.num_accumulated}")
+
+    def schedule(self) -> optax.Schedule:
+        """Returns the learning rate as a function of the step count."""
+        peak, warmup = self.learning_rate, self.warmup_steps
+        rest, base = max(self.num_steps - warmup, 1), max(warmup, 1)
+        after_warmup: optax.Schedule = {
+            "constant": optax.constant_schedule(peak),
+            # `join_schedules` also asks for counts below zero, and drops the answer.
+            "rsqrt": lambda count: peak * jnp.sqrt(base / (jnp.maximum(count, 0) + base)),
+            "cosine": optax.cosine_decay_schedule(peak, rest),
+            "linear": optax.linear_schedule(peak, 0.0, rest),
+        }[self.decay]
+        return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after_warmup], [warmup])
+
+    def build(self) -> optax.GradientTransformation:
+        """Returns the optax chain: clipping, then the update rule."""
+        if self.optimizer == "adafactor":
+            rule = optax.adafactor(self.schedule(), multiply_by_parameter_scale=True)
+        else:
+            is_matrix = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+            rule = optax.adamw(self.schedule(), weight_decay=self.weight_decay, mask=is_matrix)
+        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), rule)
 
 
 class TrainState(struct.PyTreeNode):
@@ -31,7 +91,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def key(self) -> jax.Array:
-        """This step's random key; of the `rbg` generator, the cheaper one."""
+        """The random key of this step, of the `rbg` generator, the cheaper one."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="unsafe_rbg"), self.step)
 
 
@@ -41,15 +101,15 @@ def abstract_state(
     mesh: Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
 ) -> TrainState:
-    """Shapes, dtypes and placement of a state: what to restore a checkpoint onto.
+    """Returns shapes, dtypes and placement of a state: what to restore a checkpoint onto.
 
-    What the optimizer keeps in the shape of a parameter lies as the parameter does; the rest
-    (counts, Adafactor's row and column statistics) is small and on every device.
+    What the optimizer keeps in the shape of a parameter is divided as the parameter is; the rest
+    (counts, Adafactor's row and column statistics) is small and replicated.
 
     Args:
       params: arrays or shapes, float32.
       mesh: None: one device.
-      rules: where params lie.
+      rules: how params are divided.
 
     Raises:
       ValueError: params that are not float32, or that the rules cannot place.
@@ -88,7 +148,7 @@ def init_state(
     mesh: Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
 ) -> TrainState:
-    """The state before the first step; `params` are copied, so they stay usable.
+    """Returns the state before the first step; `params` are copied, so they stay usable.
 
     Args: and Raises: as of `abstract_state`; `seed` is the dropout noise's.
     """

@@ -7,37 +7,47 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
-from specjax import acceptance, decode, drafters, rounds
-from specjax.drafters.model import ModelDrafter
+from experiments.exactness import toys
+from specjax import decode, drafters
+from specjax.drafters import ModelDrafter
 from specjax.draws import KeyDraws
-from specjax.sampling import Sampling
+from specjax.generation_config import GenerationConfig
+from specjax.round import LoopState
 
 V, K, NUM_ROWS = 5, 3, 4
-NETWORK = exact_law.ToyNetwork(V)
-PARAMS = rounds.AllParams(*(jnp.asarray(exact_law.random_table(seed, V)) for seed in (0, 1)))
+TARGET, DRAFT = (toys.ToyNetwork(jnp.asarray(toys.random_table(seed, V))) for seed in (0, 1))
 SOURCES = np.random.default_rng(0).integers(0, V, (NUM_ROWS, 3))
 TEMPERATURE = np.array([1.0, 0.6, 0.0, 2.0], np.float32)
 PREFIX = np.array([[0, 3, 1], [0, 2, 0], [0, 0, 0], [0, 4, 0]], np.int32)
 PREFIX_LENGTH = np.array([3, 2, 1, 2], np.int32)
-PROGRAM = rounds.Program(NETWORK, ModelDrafter(NETWORK, K), acceptance.speculative, 12, 3, (), 0)
+PROGRAM, INPUTS = decode.prepare(
+    TARGET,
+    SOURCES,
+    np.ones(SOURCES.shape, bool),
+    drafter=ModelDrafter(DRAFT, K),
+    prefix=PREFIX,
+    prefix_length=PREFIX_LENGTH,
+    temperature=TEMPERATURE,
+    max_new_tokens=12,
+    length_bucket=12,
+    seed=np.arange(NUM_ROWS),
+    eos_ids=(),
+)
 
 
 @pytest.fixture(scope="module")
-def states() -> list[rounds.LoopState]:
+def states() -> list[LoopState]:
     """The state after the prefill and after each of four rounds."""
-    options = Sampling(temperature=TEMPERATURE)
-    inputs = exact_law.prefill_inputs(PROGRAM, SOURCES, options, PREFIX, PREFIX_LENGTH)
-    states = [decode.jitted_prefill(PROGRAM, PARAMS, **inputs)]
+    states = [decode.jitted_prefill(PROGRAM, **INPUTS)]
     for _ in range(4):
-        states.append(decode.jitted_step(PROGRAM, PARAMS, states[-1], sampled=True))
+        states.append(decode.jitted_step(PROGRAM, states[-1], sampled=True))
     return states
 
 
 @jax.jit
-def _propose(state: rounds.LoopState):
+def _propose(state: LoopState):
     draws = KeyDraws.of_round(state.seeds, state.stats.num_rounds)
-    return PROGRAM.drafter.propose(PARAMS.drafter, state.drafter_state, state.context, draws)
+    return PROGRAM.drafter.propose(state.drafter_state, state.context, draws, None)
 
 
 def _slots(cache, row: int, count: int) -> list[int]:
@@ -64,8 +74,8 @@ def test_q_is_the_drafts_distribution_after_all_committed_and_drafted_tokens(sta
         for row in range(NUM_ROWS):
             tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
             for position in range(K):
-                expected = exact_law.conditional(
-                    np.asarray(PARAMS.drafter), SOURCES[row], tokens, Sampling(temperature=TEMPERATURE[row])
+                expected = toys.conditional(
+                    DRAFT, SOURCES[row], tokens, GenerationConfig(temperature=TEMPERATURE[row])
                 )
                 np.testing.assert_allclose(draft.probs[row, position], expected, atol=1e-6)
                 assert draft.probs[row, position, draft.tokens[row, position]] > 0
@@ -96,26 +106,27 @@ def test_rollback_leaves_earlier_slots_bit_identical(states):
 
 def test_greedy_proposal_is_the_argmax_and_keeps_no_distribution(states):
     state = states[1]
-    propose = jax.jit(lambda s: PROGRAM.drafter.propose(PARAMS.drafter, s.drafter_state, s.context, None))
+    propose = jax.jit(lambda s: PROGRAM.drafter.propose(s.drafter_state, s.context, None, None))
     draft, _ = propose(state)
     assert draft.probs is None
     for row in range(NUM_ROWS):
         tokens = np.asarray(state.context.tokens)[row, : state.context.length[row]].tolist()
         for token in draft.tokens[row].tolist():
-            expected = exact_law.conditional(
-                np.asarray(PARAMS.drafter), SOURCES[row], tokens, Sampling(temperature=0.0)
-            )
+            expected = toys.conditional(DRAFT, SOURCES[row], tokens, GenerationConfig(temperature=0.0))
             assert token == expected.argmax()
             tokens.append(token)
 
 
-def test_equal_drafters_are_equal_and_hash_alike():
-    one, other = (ModelDrafter(exact_law.ToyNetwork(V), K) for _ in range(2))
+def test_drafters_of_equal_configuration_share_what_is_static():
+    """Their arrays apart: so a drafter built anew compiles nothing."""
+    one, other, longer = (
+        jax.tree.structure(ModelDrafter(n, k)) for n, k in ((TARGET, K), (DRAFT, K), (DRAFT, 4))
+    )
     assert one == other and hash(one) == hash(other)
-    assert one != ModelDrafter(exact_law.ToyNetwork(V), K + 1)
+    assert one != longer
 
 
 @pytest.mark.parametrize("num_draft", [0, -1])
 def test_from_model_refuses_fewer_than_one_draft(num_draft):
-    with pytest.raises(ValueError, match=f"num_draft={num_draft}"):
+    with pytest.raises(ValueError, match=f"`num_draft` must be.*got {num_draft}"):
         drafters.from_model(None, num_draft=num_draft)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import exact_law
+from experiments.exactness import toys
 from specjax import decode, drafters
-from specjax.drafters.prompt_lookup import PromptLookupDrafter
-from specjax.sampling import Sampling
+from specjax.drafters import PromptLookupDrafter
+from specjax.generation_config import GenerationConfig
 from specjax.types import Context
 
 NUM_SLOTS = 12
@@ -25,12 +25,12 @@ def proposals(rows, num_draft=3, **settings):
         source_ids=jnp.array([pad(source, width) for source, _ in rows]),
         source_mask=jnp.array([[i < len(source) for i in range(width)] for source, _ in rows]),
         encoded=jnp.zeros((len(rows), width, 1)),
-        options=Sampling().lay_out(len(rows)),
+        options=GenerationConfig().lay_out(len(rows)),
         seen=None,
-        room=jnp.full(len(rows), 9),
+        remaining=jnp.full(len(rows), 9),
     )
     drafter = PromptLookupDrafter(num_draft, **settings)
-    draft, _ = jax.jit(lambda: drafter.propose(None, None, context, None))()
+    draft, _ = jax.jit(lambda: drafter.propose(None, context, None, None))()
     return [row[:count].tolist() for row, count in zip(draft.tokens, draft.num_drafted, strict=True)]
 
 
@@ -80,19 +80,17 @@ def test_it_equals_a_plain_search(max_ngram):
     assert proposals(rows, max_ngram=max_ngram) == expected
 
 
-class Cycle(exact_law.ToyNetwork):
+class Cycle(toys.ToyNetwork):
     """A target that says 2, 3, 4, 2, 3, 4, ... whatever the source is."""
 
-    def decode(self, params, cache, tokens, layout=None):
-        _, features, cache = super().decode(params, cache, tokens, layout)
+    def decode(self, cache, tokens, layout=None):
+        _, features, cache = super().decode(cache, tokens, layout)
         return 9.0 * jax.nn.one_hot(jnp.where(tokens == 4, 2, jnp.maximum(tokens, 1) + 1), 5), features, cache
 
 
 def test_an_output_that_repeats_itself_is_accepted_to_the_last():
-    params = jnp.asarray(exact_law.random_table(0, 5))
     done = decode.generate(
-        Cycle(5),
-        params,
+        Cycle(jnp.asarray(toys.random_table(0, 5))),
         np.array([[0, 0]]),
         np.ones((1, 2), bool),
         max_new_tokens=24,
@@ -106,7 +104,7 @@ def test_an_output_that_repeats_itself_is_accepted_to_the_last():
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="num_draft=0: must be at least 1"):
+    with pytest.raises(ValueError, match="`num_draft` must be a whole number of at least 1, got 0"):
         drafters.prompt_lookup(0)
-    with pytest.raises(ValueError, match="min_ngram=4, max_ngram=3"):
+    with pytest.raises(ValueError, match="got min_ngram=4, max_ngram=3"):
         drafters.prompt_lookup(4, min_ngram=4)

@@ -6,15 +6,13 @@ import jax.numpy as jnp
 import pytest
 from absl import flags
 
-from experiments import arms, columns, exact_law
+from experiments.lib import columns, measure
 from specjax import acceptance
-from specjax.controller import AdaptiveDrafter
-from specjax.drafters import LookaheadDrafter, ModelDrafter, ModelTreeDrafter
-from specjax.staged import StagedDrafter
+from specjax.drafters import AdaptiveDrafter, LookaheadDrafter, ModelDrafter, ModelTreeDrafter, StagedDrafter
+from specjax.loading import Model
+from specjax.models import t5
 
-MODEL = types.SimpleNamespace(
-    network=exact_law.ToyNetwork(5), params={"embedding": jnp.zeros((5, 1))}, tokenizer=None
-)
+MODEL = Model(t5.T5Network({"embedding": jnp.zeros((5, 1))}, t5.T5Config(5, 4, 4, 4, 1, 1, 1)), None)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +24,7 @@ def priced(num_rows, **prices):
     """`(cost, gain)` of each K; alpha .6, and all of them pay unless `pays` is given."""
     pays = prices.pop("pays", True)
     return types.SimpleNamespace(
-        price=lambda drafter: arms.Price(*prices[f"k{drafter.drafter.num_draft}"], 0.6, num_rows),
+        price=lambda drafter: measure.Price(*prices[f"k{drafter.num_draft}"], 0.6, num_rows),
         pays=lambda drafter: pays,
     )
 
@@ -41,18 +39,18 @@ def priced(num_rows, **prices):
     ],
 )
 def test_columns_by_name(column, kind, num_draft):
-    drafter = columns.drafter(MODEL, MODEL, column).drafter
+    drafter = columns.drafter(MODEL, MODEL, column)
     assert isinstance(drafter, kind) and drafter.num_draft == num_draft
 
 
 def test_one_row_adapts_and_a_batch_gets_the_best_length():
     prices = dict(k1=(1.4, 1.7), k3=(2.3, 2.4))
-    alone = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(1, **prices)).drafter
+    alone = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(1, **prices))
     assert isinstance(alone, AdaptiveDrafter) and alone.costs == (1.0, 1.4, 2.3)
     assert alone.prior_alpha == 0.6
-    batch = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(4, **prices)).drafter
+    batch = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(4, **prices))
     assert isinstance(batch, ModelDrafter) and batch.num_draft == 1
-    tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.1))).drafter
+    tree = columns.drafter(MODEL, MODEL, "adaptive:2x1", priced(1, k4=(2.0, 2.1)))
     assert tree.drafts_trees and tree.costs == (1.0, 2.0)
 
 
@@ -67,7 +65,7 @@ def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
 
 
 @pytest.mark.parametrize(
-    ("column", "draft", "said"),
+    ("column", "draft", "words"),
     [
         ("guess:3", MODEL, "KIND:NUMBERS with one of"),
         ("five", MODEL, "give a whole number"),
@@ -77,8 +75,8 @@ def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
         ("adaptive:1-3", MODEL, "costs are not measured here"),
     ],
 )
-def test_what_no_drafter_can_be_made_of_is_refused(column, draft, said):
-    with pytest.raises(ValueError, match=f"--num_draft={column}.*{said}"):
+def test_drafter_of_an_invalid_column_raises(column, draft, words):
+    with pytest.raises(ValueError, match=f"--num_draft={column}.*{words}"):
         columns.drafter(MODEL, draft, column)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments import forced, memory_floor, peer_arms, shapes
+from experiments.lib import memory_floor, peer_arms, synthetic
 from specjax import decode, drafters
 from specjax.models import convert, t5
-from specjax.request import prepare
 from tests.experiments.program import run
+from tests.tiny_t5 import random_params
 
 CONFIG = t5.T5Config(24, 16, 4, 16, 2, 1, 2)  # more decoder layers than encoder layers
 IDS = np.array([5, 9, 3, 1])
@@ -25,25 +25,23 @@ def parsed():
 
 
 @pytest.fixture(scope="module")
-def params():
-    return jax.tree.map(lambda x: 2 * x, shapes.random_params(CONFIG, 0))
+def network():
+    return t5.T5Network(jax.tree.map(lambda x: 2 * x, random_params(CONFIG)), CONFIG)
 
 
-def greedy(params, **options):
-    request = prepare(
-        t5.T5Network(CONFIG), params, IDS[None], np.ones((1, 4), bool), seed=0, max_new_tokens=12, **options
-    )
-    done = jax.device_get(decode.jitted_generate(*request))
+def greedy(network, **options):
+    mask = np.ones((1, 4), bool)
+    done = jax.device_get(decode.generate(network, IDS[None], mask, max_new_tokens=12, **options))
     return done.tokens[0, : done.length[0]].tolist(), done
 
 
-def test_transformers_plain_assisted_and_with_lookup_say_what_we_say(params, tmp_path):
+def test_transformers_plain_assisted_and_with_lookup_emit_our_tokens(network, tmp_path):
     pytest.importorskip("torch")
-    convert.save(tmp_path, CONFIG, params)
+    convert.save(tmp_path, CONFIG, network.params)
     case = types.SimpleNamespace(
         directory=str(tmp_path), draft_directory=str(tmp_path), sources=[IDS], max_new_tokens=12, lengths=[2]
     )
-    expected, _ = greedy(params)
+    expected, _ = greedy(network)
     made = peer_arms.transformers_arms(case, tmp_path)
     assert len(made) == 4
     for name, arm in made.items():
@@ -53,19 +51,17 @@ def test_transformers_plain_assisted_and_with_lookup_say_what_we_say(params, tmp
 def test_missing_libraries_are_named(monkeypatch, tmp_path):
     for package in peer_arms.PACKAGES:
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "experiments.onnx_peer", raising=False)
+    monkeypatch.delitem(sys.modules, "experiments.lib.onnx_peer", raising=False)
     for library in peer_arms.BUILDERS:
         assert peer_arms.build(library, None, tmp_path) == {library: peer_arms.NOT_INSTALLED}
 
 
 @pytest.mark.parametrize(("alpha", "num_rounds"), [(0.0, 12), (1.0, 4)])
-def test_forced_drafts_are_accepted_as_told_and_change_no_token(params, alpha, num_rounds):
-    expected, _ = greedy(params, eos_ids=())
-    drafter = forced.ForcedDrafter(drafters.ModelDrafter(t5.T5Network(CONFIG), 2))
-    told = forced.forced_tokens([expected], alpha, CONFIG.vocab_size, 0)
-    found, done = greedy(
-        params, eos_ids=(), drafter=drafter, drafter_params=forced.ForcedParams(params, told)
-    )
+def test_forced_drafts_are_accepted_as_drawn_and_change_no_token(network, alpha, num_rounds):
+    expected, _ = greedy(network, eos_ids=())
+    tokens = synthetic.forced_tokens([expected], alpha, CONFIG.vocab_size, 0)
+    drafter = synthetic.ForcedDrafter(drafters.ModelDrafter(network, 2), tokens)
+    found, done = greedy(network, eos_ids=(), drafter=drafter)
     assert found == expected and int(done.stats.num_rounds[0]) == num_rounds
 
 

@@ -1,19 +1,77 @@
-"""Runs an experiment as a program of its own, as a user does."""
+"""Runs an experiment to its end: in this process, or as a program of its own."""
 
+import contextlib
+import io
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+from unittest import mock
+
+from absl import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}  # compiled as a user's
+# As a user's: programs are optimised.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
-def run(module, *flags, stdin=None, **settings):
-    """Runs an experiment to its end; `settings` are variables of its environment."""
-    command = [sys.executable, "-m", f"experiments.{module}", *flags]
-    environment = {**ENVIRONMENT, **settings}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, input=stdin, capture_output=True, text=True, timeout=300
-    )
+class Done(NamedTuple):
+    """What is left of a run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(name: str, *given: str, stdin: str = "") -> Done:
+    """Runs `python -m experiments.NAME GIVEN...` in this process, where its imports and programs are kept."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_apart())
+        stack.enter_context(mock.patch.object(sys, "argv", [name, *given]))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(stdin)))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        try:
+            runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as error:
+            code = error.code or 0
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Takes the modules and flags of experiments out of this process, and puts them back."""
+    modules, own = _take_modules(), _take_flags()
+    try:
+        yield
+    finally:
+        _take_modules(), _take_flags()
+        sys.modules.update(modules)
+        for name, flag in own.items():
+            flags.FLAGS[name] = flag
+
+
+def _take_modules() -> dict[str, object]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("experiments.")}
+
+
+def _take_flags() -> dict[str, flags.Flag]:
+    """Removes the flags of experiments, not those of libraries that an experiment imports."""
+    taken = {}
+    for name in list(flags.FLAGS):
+        # A script's own are defined by its file; put back, a flag is of no module.
+        module = flags.FLAGS.find_module_defining_flag(name, "experiments.")
+        if module.startswith(("experiments.", str(ROOT / "experiments"))):
+            taken[name] = flags.FLAGS[name]
+            delattr(flags.FLAGS, name)
+    return taken
+
+
+def start(name: str, *given: str, **settings: object) -> subprocess.Popen:
+    """Starts `python -m experiments.NAME GIVEN...`; `settings` of `Popen`."""
+    command = [sys.executable, "-m", f"experiments.{name}", *given]
+    return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, **settings)

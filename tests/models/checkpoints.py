@@ -1,4 +1,4 @@
-"""Tiny T5s of every kind of head, and where those that torch wrote lie."""
+"""Tiny T5s of every kind of head, and the paths of those that torch wrote."""
 
 import pathlib
 
@@ -11,17 +11,7 @@ from specjax.models import t5
 HERE = pathlib.Path(__file__).parent
 GOLDEN = HERE / "golden"
 NAMES = ["v1_0", "v1_1", "byt5"]
-TINY = t5.T5Config(
-    vocab_size=24,
-    d_model=8,
-    d_kv=4,
-    d_ff=12,
-    num_heads=3,
-    num_layers=2,
-    num_decoder_layers=1,
-    num_buckets=8,
-    max_distance=20,
-)
+TINY = t5.T5Config(24, 8, 4, 12, 3, 2, 1, num_buckets=8, max_distance=20)
 TIED_HEADS = {
     "tied, scaled": {"tied_head": True, "scale_logits": True},
     "tied, unscaled": {"tied_head": True, "scale_logits": False},

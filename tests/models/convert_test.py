@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face's format: read without torch, written for torch, refused by name."""
+"""Checkpoints in Hugging Face's format: read without torch, written for torch, errors by name."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from specjax.models import convert, hf_names, t5
+from specjax.models import convert, t5
 from tests.models.checkpoints import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
 
 
@@ -42,7 +42,7 @@ def checkpoint(tmp_path):
 @pytest.mark.parametrize(("gated", "tied", "count"), [(False, True, 47), (True, True, 51), (True, False, 52)])
 def test_every_tensor_and_every_param_is_named_exactly_once(gated, tied, count):
     config = dataclasses.replace(TINY, num_decoder_layers=2, gated=gated, tied_head=tied)
-    tensors = list(hf_names.tensor_names(config))
+    tensors = list(convert.tensor_names(config))
     assert len({t.name for t in tensors}) == len({t.path for t in tensors}) == len(tensors) == count
     leaves = jax.tree_util.tree_flatten_with_path(random_params(config))[0]
     expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
@@ -54,7 +54,7 @@ def test_names_and_shapes_are_those_that_torch_writes(name):
     config, _ = convert.load(GOLDEN / name, dtype="float32")
     with safetensors.safe_open(GOLDEN / name / "model.safetensors", framework="numpy") as file:
         written = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
-    assert {t.name: t.file_shape for t in hf_names.tensor_names(config)} == written
+    assert {t.name: t.file_shape for t in convert.tensor_names(config)} == written
 
 
 # ---- config.json
@@ -91,13 +91,13 @@ def test_mt5_is_never_scaled():
     """Version 5 writes tie_word_embeddings true for mT5 and, unlike for T5, no scale."""
     shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 2}
     for tie in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
-        config = hf_names.config_from_hf({"model_type": "mt5"} | shape | tie)
+        config = convert.config_from_hf({"model_type": "mt5"} | shape | tie)
         assert config.gated and not config.scale_logits
 
 
 def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
     shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 5}
-    config = hf_names.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
+    config = convert.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
     assert config == t5.T5Config(24, 8, 4, 12, 3, 5, 5)
 
 
@@ -110,7 +110,7 @@ def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
         ({"d_kv": None}, ["d_kv", "config.json"]),
     ],
 )
-def test_config_that_is_not_a_t5_is_refused_by_name(checkpoint, change, words):
+def test_config_of_another_model_raises_by_name(checkpoint, change, words):
     with pytest.raises(ValueError) as error:
         convert.load(checkpoint(**change))
     assert all(word in str(error.value) for word in words)
@@ -226,27 +226,27 @@ def test_truncated_file_is_named_with_the_remedy(checkpoint, keep):
         convert.load(path.parent)
 
 
-def test_what_is_not_there_is_said_with_the_remedy(checkpoint, tmp_path, monkeypatch):
-    def said(source):
+def test_missing_files_are_named_with_the_remedy(checkpoint, tmp_path, monkeypatch):
+    def error_of(source):
         with pytest.raises(ValueError) as error:
             convert.load(source)
         return str(error.value)
 
-    assert "no directory" in said(tmp_path / "absent") and "hub id" in said(tmp_path / "absent")
+    assert "no directory" in error_of(tmp_path / "absent") and "hub id" in error_of(tmp_path / "absent")
     directory = checkpoint()
-    assert "give the directory" in said(directory / "config.json")
+    assert "give the directory" in error_of(directory / "config.json")
     (directory / "model.safetensors").unlink()
-    assert "neither model.safetensors nor" in said(directory)
+    assert "neither model.safetensors nor" in error_of(directory)
     (directory / "pytorch_model.bin").touch()
-    assert "scripts/convert_checkpoint.py" in said(directory) and "parity" in said(directory)
+    assert "scripts/convert_checkpoint.py" in error_of(directory) and "parity" in error_of(directory)
     (directory / "config.json").unlink()
-    assert "no config.json" in said(directory)
+    assert "no config.json" in error_of(directory)
 
     def offline(*args, **kwargs):
         raise OSError("no connection")
 
     monkeypatch.setattr("transformers.utils.hub.cached_file", offline)
-    message = said("someone/some-t5")
+    message = error_of("someone/some-t5")
     assert "local directory" in message and "hub" in message and "no connection" in message
 
 
@@ -278,10 +278,10 @@ def test_float16_on_a_cpu_gives_one_warning():
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(config.dtype)}
 
 
-def test_unknown_dtype_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'int8'.*bfloat16"):
+def test_unknown_dtype_raises(tmp_path):
+    with pytest.raises(ValueError, match=r"`dtype` must be one of .*bfloat16.*'int8'"):
         convert.load(GOLDEN / "v1_1", dtype="int8")
-    with pytest.raises(ValueError, match=r"'int8'.*bfloat16"):
+    with pytest.raises(ValueError, match=r"`dtype` must be one of .*bfloat16.*'int8'"):
         convert.save(tmp_path, TINY, random_params(TINY), dtype="int8")
 
 

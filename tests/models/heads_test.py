@@ -1,7 +1,6 @@
-"""Heads on a tiny T5: what they draft in the engine is what they were trained to say."""
+"""Heads on a tiny T5: what they draft in the engine is what they were trained to predict."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,8 @@ from specjax.drafters.medusa import MedusaDrafter
 from specjax.drafters.one_pass import OnePassDrafter
 from specjax.models import heads_io, t5
 from specjax.models.heads import HeadsConfig, HeadsNetwork
-from specjax.request import prepare
 from specjax.training import heads as heads_training
-from tests.tiny_t5 import random_params
+from tests.tiny_t5 import random_network
 
 TARGET = t5.T5Config(24, 16, 4, 32, 4, 2, 3)
 IDS = tuple(range(1, 24, 2))
@@ -35,16 +33,16 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module")
-def target_params():
-    return jax.tree.map(lambda x: 2 * x, random_params(TARGET))
+def target():
+    network = random_network(TARGET)
+    return network.replace(params=jax.tree.map(lambda x: 2 * x, network.params))
 
 
-def network_and_params(name, target_params):
-    network = HeadsNetwork(CONFIGS[name], TARGET)
-    heads = jax.jit(lambda params: heads_io.init(network, params, 1))(target_params)
+def random_heads(name, target):
+    params = jax.jit(lambda target: heads_io.init(CONFIGS[name], target, 1).params)(target)
     rng = np.random.default_rng(2)
-    heads = jax.tree.map(lambda x: x + jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype), heads)
-    return network, {"heads": heads, "frozen": network.frozen(target_params)}
+    params = jax.tree.map(lambda x: x + jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype), params)
+    return HeadsNetwork.of(CONFIGS[name], target, params)
 
 
 def drafter_of(network):
@@ -54,60 +52,45 @@ def drafter_of(network):
     return EagleDrafter(network, 3) if kind == "eagle" else OnePassDrafter(network, 3)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def proposed(drafter, params, state):
-    return drafter.propose(params, state.drafter_state, state.context, None)[0]
+@jax.jit
+def proposed(drafter, state):
+    return drafter.propose(state.drafter_state, state.context, None, None)[0]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def unrolled(network, params, *inputs):
-    """Logits `[B, D, N, V]` of teacher-forced heads."""
-    return network.module.apply({"params": params["heads"]}, params["frozen"], *inputs, method="unroll")
-
-
-def drafts_of_rounds(drafter, params, target_params, num_new=24):
-    """`(tokens committed before a round, what was drafted in it)` of both rows, and the whole texts."""
-    prepared = prepare(
-        t5.T5Network(TARGET),
-        target_params,
-        SOURCE,
-        MASK,
-        drafter=drafter,
-        drafter_params=params,
-        max_new_tokens=num_new,
-        seed=0,
-        eos_ids=(),
+def drafts_of_rounds(drafter, target, num_new=24):
+    """`(row, tokens committed before a round, what was drafted in it)`, texts, accepted drafts."""
+    program, inputs = decode.prepare(
+        target, SOURCE, MASK, drafter=drafter, max_new_tokens=num_new, eos_ids=()
     )
-    program, all_params, inputs = prepared
-    state = decode.jitted_prefill(program, all_params, **inputs)
+    state = decode.jitted_prefill(program, **inputs)
     found = []
     while bool(state.running.all()):
-        draft = proposed(drafter, all_params.drafter, state)
+        draft = proposed(program.drafter, state)
         found += [
             (row, int(state.context.length[row]), draft.tokens[row].tolist())
             for row in range(2)
             if draft.num_drafted[row]
         ]
-        state = decode.jitted_step(program, all_params, state, sampled=False)
+        state = decode.jitted_step(program, state, sampled=False)
     return found, np.asarray(state.context.tokens), np.asarray(state.stats.accepted)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_drafts_are_what_unroll_says_of_the_same_text(name, target_params):
+def test_drafts_equal_unroll_of_the_same_text(name, target):
     """Caches, positions and masks of drafting against those of training, position by position."""
-    network, params = network_and_params(name, target_params)
-    found, texts, _ = drafts_of_rounds(drafter_of(network), params, target_params)
+    network = random_heads(name, target)
+    found, texts, _ = drafts_of_rounds(drafter_of(network), target)
     assert len(found) > 6
     target_ids = jnp.asarray(texts[:, 1:25])
     batch = dict(source_ids=jnp.asarray(SOURCE), source_mask=jnp.asarray(MASK), target_ids=target_ids)
-    teacher = heads_training.make_teacher(t5.T5(TARGET), target_params, network.feature_layers)
-    batch = teacher(batch)
+    batch = heads_training.make_teacher(target, network.feature_layers)(batch)
     inputs = (batch["features"],)
     if network.config.kind != "medusa":
         inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
-    said = np.asarray(unrolled(network, params, *inputs).argmax(-1))  # [B, D, N]
+    unroll = jax.jit(lambda network, inputs: network.unroll(*inputs))
+    predicted = np.asarray(unroll(network, inputs).argmax(-1))  # [B, D, N]
     if network.config.draft_ids:
-        said = np.array(IDS)[said]
+        predicted = np.array(IDS)[predicted]
     compared = np.zeros(3, int)
     for row, length, tokens in found:
         pair = length - 1  # the newest
@@ -115,115 +98,100 @@ def test_drafts_are_what_unroll_says_of_the_same_text(name, target_params):
             true = texts[row, length : length + depth].tolist()
             if network.config.kind == "eagle" and tokens[:depth] != true:
                 break  # from here on the draft went another way than the text
-            assert token == said[row, depth, pair]
+            assert token == predicted[row, depth, pair]
             compared[depth] += 1
     assert compared[0] > 6 and (network.config.kind == "eagle" or compared[2] > 6)
 
 
-def test_eagle_steps_are_compared_beyond_the_first(target_params):
+def test_eagle_steps_are_compared_beyond_the_first(target):
     """The test above reaches deeper steps where drafts are right: trained, they are."""
-    network, params = network_and_params("eagle", target_params)
-    batch, steps = _taught(network, target_params), 60
-    objective = heads_training.objective(network, params["frozen"])
+    network = random_heads("eagle", target)
+    batch, steps = _taught(network, target), 60
+    objective = heads_training.objective(network)
     grad = jax.jit(jax.value_and_grad(lambda p: objective(p, batch, jax.random.key(0))[0]))
-    heads, losses = params["heads"], []
+    params, losses = network.params, []
     for _ in range(steps):
-        loss, gradient = grad(heads)
-        heads = jax.tree.map(lambda p, g: p - 0.3 * g / (1e-3 + jnp.abs(g).max()) * 0.1, heads, gradient)
+        loss, gradient = grad(params)
+        params = jax.tree.map(lambda p, g: p - 0.3 * g / (1e-3 + jnp.abs(g).max()) * 0.1, params, gradient)
         losses.append(float(loss))
     assert losses[-1] < 0.8 * losses[0]
-    _, _, accepted = drafts_of_rounds(EagleDrafter(network, 3), params | {"heads": heads}, target_params)
-    _, _, before = drafts_of_rounds(EagleDrafter(network, 3), params, target_params)
+    _, _, accepted = drafts_of_rounds(EagleDrafter(network.replace(params=params), 3), target)
+    _, _, before = drafts_of_rounds(EagleDrafter(network, 3), target)
     assert accepted.sum() > before.sum()
 
 
-def _taught(network, target_params):
-    plain = decode.generate(
-        t5.T5Network(TARGET), target_params, SOURCE, MASK, max_new_tokens=12, seed=0, eos_ids=()
-    )
-    ids = plain.tokens[:, :12]
+def _taught(network, target):
+    ids = decode.generate(target, SOURCE, MASK, max_new_tokens=12, eos_ids=()).tokens[:, :12]
     batch = dict(
         source_ids=jnp.asarray(SOURCE),
         source_mask=jnp.asarray(MASK),
         target_ids=ids,
         target_mask=jnp.ones(ids.shape, bool),
     )
-    return heads_training.make_teacher(t5.T5(TARGET), target_params, network.feature_layers)(batch)
+    return heads_training.make_teacher(target, network.feature_layers)(batch)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_output_is_the_targets_whatever_the_heads_say(name, target_params):
-    network, params = network_and_params(name, target_params)
-    request = dict(max_new_tokens=np.array([12, 9]), seed=0, eos_ids=())
-    plain = decode.generate(t5.T5Network(TARGET), target_params, SOURCE, MASK, **request)
+def test_output_is_the_targets_whatever_the_heads_draft(name, target):
+    network = random_heads(name, target)
+    request = dict(max_new_tokens=np.array([12, 9]), eos_ids=())
+    baseline = decode.generate(target, SOURCE, MASK, **request)
     drafters = [drafter_of(network)]
     if network.config.kind == "eagle":
         drafters.append(EagleTreeDrafter(network, 5, 3, 2))
     for drafter in drafters:
-        spec = decode.generate(
-            t5.T5Network(TARGET),
-            target_params,
-            SOURCE,
-            MASK,
-            drafter=drafter,
-            drafter_params=params,
-            **request,
-        )
-        np.testing.assert_array_equal(plain.tokens, spec.tokens)
+        output = decode.generate(target, SOURCE, MASK, drafter=drafter, **request)
+        np.testing.assert_array_equal(baseline.tokens, output.tokens)
 
 
-def test_medusa_begins_as_the_targets_own_head(target_params):
+def test_medusa_begins_as_the_targets_own_head(target):
     for name in ("medusa", "medusa, few ids"):
-        network = HeadsNetwork(CONFIGS[name], TARGET)
-        params = {"heads": heads_io.init(network, target_params, 0), "frozen": network.frozen(target_params)}
+        network = heads_io.init(CONFIGS[name], target, 0)
         features = jax.random.normal(jax.random.key(3), (2, 16))
-        expected = t5.T5Network(TARGET).head(target_params, features[:, None])[:, 0]
-        found = network.ahead(params, features, 3)
+        expected = target.head(features[:, None])[:, 0]
+        found = network.ahead(features, 3)
         kept = list(IDS) if network.config.draft_ids else slice(None)
         for depth in range(3):
             np.testing.assert_allclose(found[:, depth, kept], expected[:, kept], rtol=1e-4, atol=1e-5)
 
 
-def test_heads_on_disk(target_params, tmp_path):
-    network, params = network_and_params("eagle, narrow, few ids, fused", target_params)
-    heads_io.save(tmp_path, network.config, params["heads"], target_params)
-    again, loaded = heads_io.load(tmp_path, TARGET, target_params)
-    assert again == network and hash(again) == hash(network)
+def test_heads_on_disk(target, tmp_path):
+    network = random_heads("eagle, narrow, few ids, fused", target)
+    heads_io.save(tmp_path, network, target)
+    again = heads_io.load(tmp_path, target)
+    structure, same = jax.tree.structure(network), jax.tree.structure(again)
+    assert same == structure and hash(same) == hash(structure)  # they share programs
     jax.tree.map(
-        lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b),
-        params["heads"],
-        loaded["heads"],
+        lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), network.params, again.params
     )
-    assert loaded["frozen"]["embedding"] is target_params["embedding"]
-    other = jax.tree.map(lambda x: x * 1.5, target_params)
+    assert again.frozen["embedding"] is target.params["embedding"]
+    other = target.replace(params=jax.tree.map(lambda x: x * 1.5, target.params))
     with pytest.raises(ValueError, match="were trained for another target"):
-        heads_io.load(tmp_path, TARGET, other)
+        heads_io.load(tmp_path, other)
     (tmp_path / "heads.safetensors").write_bytes(b"short")
     with pytest.raises(ValueError, match="damaged"):
-        heads_io.load(tmp_path, TARGET, target_params)
+        heads_io.load(tmp_path, target)
     (tmp_path / "heads.json").write_text("{}")
     with pytest.raises(ValueError, match="train_heads"):
-        heads_io.load(tmp_path, TARGET, target_params)
+        heads_io.load(tmp_path, target)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         (dict(d_model=8), "as wide as the target"),
         (dict(draft_ids=(30,)), r"0\.\.23"),
         (dict(kind="medusa", feature_layers=(0,)), "last one only"),
     ],
 )
-def test_heads_that_do_not_fit_are_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_heads_that_do_not_fit_raise(changes, words):
+    with pytest.raises(ValueError, match=words):
         dataclasses.replace(CONFIGS["eagle"], **changes).check(TARGET)
 
 
-def test_feature_layers_leave_logits_alone(target_params):
-    plain, fused = t5.T5Network(TARGET), t5.T5Network(TARGET, (0, 2))
-    encoded = plain.encode(target_params, SOURCE, MASK)
-    cache = plain.init_cache(target_params, encoded, MASK, 5)
-    one, other = (n.decode(target_params, cache, jnp.asarray(SOURCE)) for n in (plain, fused))
+def test_feature_layers_leave_logits_alone(target):
+    cache = target.init_cache(target.encode(SOURCE, MASK), MASK, 5)
+    one, other = (n.decode(cache, jnp.asarray(SOURCE)) for n in (target, target.with_features((0, 2))))
     np.testing.assert_array_equal(one[0], other[0])
     np.testing.assert_array_equal(one[1], other[1][..., :16])
     assert other[1].shape == (2, 5, 48)

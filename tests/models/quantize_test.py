@@ -37,37 +37,23 @@ def test_every_entry_is_off_by_at_most_half_a_step_of_its_channel(params):
             assert (jnp.abs(leaf - node) <= 0.501 * jnp.broadcast_to(step, leaf.shape)).all()
 
 
-def test_as_a_draft_it_changes_nothing_but_the_time(params):
-    network = t5.T5Network(CONFIG)
-    drafter = ModelDrafter(quantize.QuantizedNetwork(network), 3)
-    request = dict(max_new_tokens=np.array([12, 9]), seed=0, eos_ids=())
-    plain = decode.generate(network, params, SOURCE, SOURCE != 0, **request)
-    spec = decode.generate(
-        network,
-        params,
-        SOURCE,
-        SOURCE != 0,
-        drafter=drafter,
-        drafter_params=quantize.quantize(params),
-        **request,
-    )
-    np.testing.assert_array_equal(plain.tokens, spec.tokens)
-    assert float(spec.stats.total().alpha[0]) > 0.8
+def test_quantized_draft_changes_nothing_but_the_time(params):
+    network = t5.T5Network(params, CONFIG)
+    drafter = ModelDrafter(quantize.QuantizedNetwork.of(network), 3)
+    request = dict(max_new_tokens=np.array([12, 9]), eos_ids=())
+    baseline = decode.generate(network, SOURCE, SOURCE != 0, **request)
+    output = decode.generate(network, SOURCE, SOURCE != 0, drafter=drafter, **request)
+    np.testing.assert_array_equal(baseline.tokens, output.tokens)
+    assert float(output.stats.total().alpha[0]) > 0.8
 
 
-def test_as_a_target_it_keeps_its_own_law(params):
-    """Greedy: the same as plain decoding of the float32 params that it stands for."""
-    network = t5.T5Network(CONFIG)
-    packed = quantize.quantize(params)
-    request = dict(max_new_tokens=12, seed=0, eos_ids=())
-    plain = decode.generate(network, quantize.dequantize(packed), SOURCE, SOURCE != 0, **request)
-    spec = decode.generate(
-        quantize.QuantizedNetwork(network),
-        packed,
-        SOURCE,
-        SOURCE != 0,
-        drafter=ModelDrafter(network, 3),
-        drafter_params=params,
-        **request,
-    )
-    np.testing.assert_array_equal(plain.tokens, spec.tokens)
+def test_quantized_target_keeps_its_own_output(params):
+    """Greedy: that of autoregressive decoding with the float32 params that it stands for."""
+    network = t5.T5Network(params, CONFIG)
+    quantized = quantize.QuantizedNetwork.of(network)
+    dequantized = network.replace(params=quantize.dequantize(quantized.params))
+    request = dict(max_new_tokens=12, eos_ids=())
+    baseline = decode.generate(dequantized, SOURCE, SOURCE != 0, **request)
+    drafter = ModelDrafter(network, 3)
+    output = decode.generate(quantized, SOURCE, SOURCE != 0, drafter=drafter, **request)
+    np.testing.assert_array_equal(baseline.tokens, output.tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import cache as cache_lib
-from specjax.models import convert, hf_names, layers, t5
+from specjax.models import convert, layers, t5
 from tests.models.golden_model import TOLERANCE, Golden
 
 NUM_SLOTS = 32
@@ -307,7 +307,7 @@ def test_row_equals_its_solo_run(decoder):
 
 def test_presets_have_the_published_sizes():
     def num_params(config):
-        return sum(int(np.prod(tensor.shape)) for tensor in hf_names.tensor_names(config))
+        return sum(int(np.prod(tensor.shape)) for tensor in convert.tensor_names(config))
 
     sizes = {name: round(num_params(config) / 1e6, 1) for name, config in t5.PRESETS.items()}
     published = {

@@ -112,7 +112,7 @@ def test_a_half_written_checkpoint_is_ignored_and_later_removed(tmp_path):
         assert not (tmp_path / ".partial-2").exists()
 
 
-def test_no_checkpoint_is_said_to_be_none(tmp_path):
+def test_missing_step_is_named(tmp_path):
     save(tmp_path, 4)
     with pytest.raises(ValueError, match="has no checkpoint of step 5; it has \\[4\\]"):
         restore(tmp_path, 5)
@@ -146,7 +146,7 @@ def intact(tmp_path_factory):
     ],
     ids=["flip", "truncate", "delete", "flip note", "cut manifest", "no manifest", "other manifest", "empty"],
 )
-def test_a_damaged_checkpoint_is_refused_with_file_and_remedy(intact, tmp_path, damage, message):
+def test_damaged_checkpoint_raises_with_file_and_remedy(intact, tmp_path, damage, message):
     directory = shutil.copytree(intact, tmp_path / "run")
     folder = directory / "2"
     expected = message.format(folder=folder, data=data_file(folder))
@@ -175,7 +175,7 @@ def test_the_checksum_is_needed_orbax_loads_a_flipped_byte(intact, tmp_path):
     assert silent > 0
 
 
-def test_a_checkpoint_that_orbax_alone_wrote_is_refused(tmp_path):
+def test_checkpoint_that_orbax_alone_wrote_raises(tmp_path):
     (tmp_path / "3").mkdir()
     ocp.save(tmp_path / "3" / "state", STATE)
     with pytest.raises(ValueError, match=f"{tmp_path}/3 was not written by this program.*start anew"):
@@ -185,14 +185,14 @@ def test_a_checkpoint_that_orbax_alone_wrote_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        ({**STATE, "x": jnp.zeros(4)}, "holds float32\\[3\\] as \\['x'\\], but float32\\[4\\] is wanted"),
-        ({**STATE, "x": jnp.zeros(3, jnp.int32)}, "holds float32\\[3\\] as \\['x'\\], but int32\\[3\\]"),
+        ({**STATE, "x": jnp.zeros(4)}, "holds float32\\[3\\] as \\['x'\\], not float32\\[4\\]:"),
+        ({**STATE, "x": jnp.zeros(3, jnp.int32)}, "holds float32\\[3\\] as \\['x'\\], not int32\\[3\\]"),
         ({**STATE, "z": jnp.zeros(3)}, "holds nothing as \\['z'\\]"),
-        ({"x": STATE["x"]}, "holds bfloat16.* as .*'opt'.*, but nothing is wanted"),
+        ({"x": STATE["x"]}, "holds bfloat16.* as .*'opt'.*, not nothing"),
     ],
     ids=["shape", "dtype", "more", "less"],
 )
-def test_a_checkpoint_of_another_model_is_refused(intact, like, message):
+def test_checkpoint_of_another_model_raises(intact, like, message):
     with pytest.raises(ValueError, match=f"{intact}/2 {message}.*choose another directory"):
         restore(intact, like=like)
 

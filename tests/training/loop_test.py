@@ -1,8 +1,11 @@
-"""The loss, the loop, and that a stopped run continues as if it had not stopped."""
+"""The loss, the loop, early stopping, and that a stopped run continues as if it had not stopped."""
 
 import contextlib
 import dataclasses
+import functools
 import itertools
+import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +104,7 @@ def test_bfloat16_computes_and_float32_remembers(optimizer):
     assert np.any((change != 0) & (np.abs(change) < 2**-9 * np.abs(np.asarray(after.params["embedding"]))))
 
 
-def test_params_that_are_not_float32_are_refused():
+def test_params_that_are_not_float32_raise():
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params())
     with pytest.raises(ValueError, match="decoder_bias.*is bfloat16: training keeps float32 params"):
         state.init_state(half, OPTIMIZATION, seed=0)
@@ -147,7 +150,7 @@ def test_reports_come_at_the_interval_and_may_stop_the_run(step):
     assert seen == [3, 6] and int(final.step) == 6
 
 
-def test_a_loss_that_is_no_number_ends_the_run(step):
+def test_loss_that_is_not_finite_ends_the_run(step):
     broken = fresh_state()
     broken = broken.replace(params=jax.tree.map(lambda x: x * jnp.nan, broken.params))
     with pytest.raises(FloatingPointError, match="loss is nan at step 1: lower the learning rate"):
@@ -161,6 +164,53 @@ def test_dropout_noise_is_a_function_of_the_step(step):
     assert a == b and a != other
 
 
-def test_validation_without_a_token_is_refused():
-    with pytest.raises(ValueError, match="batches hold no target token"):
+def test_validation_without_a_token_raises():
+    with pytest.raises(ValueError, match="must hold a target token"):
         loop.make_evaluate(t5.T5(CONFIG))(tiny.params(), [])
+
+
+# ---- early stopping
+
+
+def after(values, larger_is_better=False):
+    results = enumerate(values, 1)
+    return functools.reduce(lambda b, r: b.update(*r), results, loop.Best(larger_is_better))
+
+
+@pytest.mark.parametrize(("larger", "step"), [(False, 2), (True, 3)])
+def test_the_best_is_the_least_loss_or_the_largest_bleu(larger, step):
+    best = after([2.0, 1.0, 3.0, 1.0], larger)
+    assert (best.step, best.num_worse) == (step, 4 - step)
+
+
+def test_nan_is_never_the_best():
+    assert after([math.nan, 2.0, math.nan]) == loop.Best(False, 2, 2.0, 1)
+    assert after([math.nan]) == loop.Best(False, None, None, 1)
+
+
+def test_patience_counts_results_in_a_row_that_are_not_better():
+    stops = [after([2.0, 1.0, 1.5, 1.0][:n]).should_stop(2) for n in range(1, 5)]
+    assert stops == [False, False, False, True]
+    assert not after([1.0, *[2.0] * 50]).should_stop(0)
+
+
+def test_a_stopped_run_has_kept_the_best_params(step, tmp_path):
+    """Validation is best at step 4; with a patience of 3 the run ends at step 10, not at 40."""
+    scripted = dict(zip(range(2, 12, 2), [3.0, 1.0, 2.0, 2.5, 2.0], strict=True))
+    best, seen = loop.Best(larger_is_better=False), {}
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
+
+        def report(state, progress):
+            nonlocal best
+            best = best.update(progress.step, scripted[progress.step])
+            seen[progress.step] = jax.tree.map(np.array, state.params)
+            saved.save(progress.step, state, dataclasses.asdict(best), keep=(best.step,))
+            return not best.should_stop(3)
+
+        last = train(step, fresh_state(), 40, report, report_every=2)
+        assert int(last.step) == 10 and best.step == 4
+        kept = saved.restore(last, best.step).state
+        assert saved.steps == [4, 8, 10] and int(kept.step) == 4
+        jax.tree.map(np.testing.assert_array_equal, kept.params, seen[4])
+        assert loop.Best(**saved.restore(last).note) == best  # a resumed run goes on counting
+        assert json.loads((tmp_path / "10" / "note.json").read_text())["num_worse"] == 3

@@ -12,11 +12,10 @@ import numpy as np
 from specjax import data
 from specjax.models import t5
 from specjax.training import loop, state
-from specjax.training.optimization import Optimization
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = t5.T5Config(24, 8, 4, 16, 2, 1, 1, dropout_rate=0.2)
-OPTIMIZATION = Optimization(learning_rate=0.05, warmup_steps=2, num_steps=40)
+OPTIMIZATION = state.Optimization(learning_rate=0.05, warmup_steps=2, num_steps=40)
 
 
 def pairs():
@@ -36,7 +35,7 @@ def fresh_state(optimization=OPTIMIZATION, config=CONFIG, mesh=None):
 
 
 def batches(start_step=0):
-    """Endless batches, those of step n being the same wherever the iteration starts."""
+    """Yields batches without end; those of step n are the same wherever the iteration starts."""
     for rows in data.training_rows(pairs(), 8, [(8, 8)], seed=0, start_step=start_step):
         yield data.make_batch([pairs()[i] for i in rows], (8, 8))
 

@@ -1,0 +1,314 @@
+"""What is enumerated: drafters, rules and options on toy networks small enough for it.
+
+`DRAFTERS` has a line for each drafter: from it come enumerations, and the tests in which an oracle drafts.
+`experiments.losslessness` reports all cases; the tests run most of them.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.exactness import enumeration, toys
+from experiments.exactness.enumeration import Outputs, Rounds, Sequences
+from experiments.exactness.toys import ToyHeads, ToyNetwork
+from specjax import acceptance, decode
+from specjax.decode import Request
+from specjax.drafters import (
+    AdaptiveDrafter,
+    DrafterWrapper,
+    EagleDrafter,
+    EagleTreeDrafter,
+    LookaheadDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    ModelTreeDrafter,
+    OnePassDrafter,
+    PromptLookupDrafter,
+    StagedDrafter,
+)
+from specjax.generation_config import GenerationConfig
+from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, Network, State
+
+
+class Toys(NamedTuple):
+    """What a drafter can be made of: a draft model, one that drafts for it, heads on the target."""
+
+    draft: Network
+    helper: Network
+    heads: Any
+
+
+class ToyDrafter(NamedTuple):
+    """A drafter in small.
+
+    Attributes:
+      make: takes toys and the most drafts K that are accepted in a round.
+      warm_up: tokens that a row has emitted before it can know the next ones: more than one where it learns
+        from the output; None: it never knows them.
+    """
+
+    make: Callable[[Toys, int], Drafter]
+    warm_up: int | None = 1
+
+
+# ---- a new drafter needs a line here
+
+DRAFTERS = {
+    "model": ToyDrafter(lambda toys, k: ModelDrafter(toys.draft, k)),
+    "model tree": ToyDrafter(lambda toys, k: ModelTreeDrafter(toys.draft, (2, *[1] * (k - 1)))),
+    "staged": ToyDrafter(lambda toys, k: StagedDrafter(toys.draft, ModelDrafter(toys.helper, k - 1), k)),
+    "staged lookup": ToyDrafter(lambda toys, k: StagedDrafter(toys.draft, PromptLookupDrafter(2), k)),
+    "lookup": ToyDrafter(lambda toys, k: PromptLookupDrafter(k, max_ngram=2), warm_up=12),
+    "lookahead": ToyDrafter(lambda toys, k: LookaheadDrafter(k, k + 1, k - 1), warm_up=12),
+    "medusa": ToyDrafter(lambda toys, k: MedusaDrafter(toys.heads, (2, *[1] * (k - 1)))),
+    "eagle": ToyDrafter(lambda toys, k: EagleDrafter(toys.heads, k)),
+    "eagle tree": ToyDrafter(lambda toys, k: EagleTreeDrafter(toys.heads, k + 1, k, 2)),
+    "one pass": ToyDrafter(lambda toys, k: OnePassDrafter(toys.heads, k)),
+}
+
+
+class ArgmaxDrafter(DrafterWrapper):
+    """Proposes what another drafter proposes greedily, whatever the temperature: its q is one-hot."""
+
+    def propose(
+        self, state: State, context: Context, draws: Draws | None, max_length: jax.Array | None
+    ) -> tuple[Draft, State]:
+        """Draws nothing."""
+        return self.inner.propose(state, context, None, max_length)
+
+
+def adapted(drafter: Drafter) -> AdaptiveDrafter:
+    """Returns a drafter of adaptive length; with these numbers every length occurs."""
+    lengths: tuple[int, ...] = (0, drafter.num_draft)
+    if not drafter.drafts_trees:
+        lengths = tuple(range(drafter.num_draft + 1))
+    costs = (1.0, 1.5) if drafter.drafts_trees else (1.0, 1.25, 1.7, 2.2)[: len(lengths)]
+    return AdaptiveDrafter(drafter, lengths, costs, decay=0.5, prior_alpha=0.6, prior_weight=0.5)
+
+
+# ---- an enumeration
+
+SOURCE = np.array([2, 1, 0])
+NUM_TOKENS = 12  # slots for output: no row gets that far
+
+
+def options(**given: Any) -> GenerationConfig:
+    """Returns a config; at temperature .6, without end tokens and far from the limit unless given."""
+    return GenerationConfig(**dict(temperature=0.6, max_new_tokens=NUM_TOKENS, eos_ids=()) | given)
+
+
+WARM = options()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An enumeration.
+
+    Attributes:
+      make: makes the drafter; it may return None, for autoregressive decoding.
+      rule, config: as of `decode.generate`.
+      num_tokens: length of the sequences whose distribution is compared.
+      prefix: decoder input.
+      vocab_size, num_ids: of the target.
+      draft_vocab_size: where the draft's vocabulary is padded to another size.
+      seed: of the first table; another one makes another pair.
+      dtype: of all tables.
+    """
+
+    make: Callable[[Toys], Drafter | None] = lambda toys: ModelDrafter(toys.draft, 2)
+    rule: AcceptanceRule = acceptance.speculative
+    config: GenerationConfig = WARM
+    num_tokens: int = 4
+    prefix: tuple[int, ...] = (0,)
+    vocab_size: int = 3
+    num_ids: int | None = None
+    draft_vocab_size: int | None = None
+    seed: int = 0
+    dtype: Any = np.float64
+
+    @property
+    def target(self) -> ToyNetwork:
+        """The target."""
+        return ToyNetwork(self._table(0), self.num_ids)
+
+    def drafter(self, twin: bool = False) -> Drafter | None:
+        """Returns the drafter; `twin`: its draft model is the target."""
+        draft = self._table(0) if twin else self._table(1, self.draft_vocab_size)
+        helper = self._table(2, self.draft_vocab_size)
+        return self.make(Toys(ToyNetwork(draft), ToyNetwork(helper), ToyHeads(self._table(1))))
+
+    def _table(self, which: int, vocab_size: int | None = None) -> np.ndarray:
+        return toys.random_table(self.seed + which, vocab_size or self.vocab_size, dtype=self.dtype)
+
+    def request(self, twin: bool = False, sources: np.ndarray = SOURCE[None]) -> Request:
+        """Returns what runs."""
+        return decode.prepare(
+            self.target,
+            sources,
+            np.ones(sources.shape, bool),
+            drafter=self.drafter(twin),
+            rule=self.rule,
+            config=self.config,
+            prefix=np.tile(self.prefix, (len(sources), 1)),
+            length_bucket=NUM_TOKENS,
+        )
+
+    def precision(self) -> contextlib.AbstractContextManager:
+        """Returns in what the tables are read as they are."""
+        return jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext()
+
+    def outputs(self, rounds: Rounds | None = None, twin: bool = False) -> Outputs:
+        """Returns the distribution that rounds give; None: the library's own, enumerated once for all."""
+        if rounds is None:
+            return _outputs(self, twin)
+        with self.precision():
+            return rounds.outputs(self.request(twin), self.num_tokens)
+
+    def expected(self) -> Sequences:
+        """Returns the target's distribution, in numpy."""
+        num_tokens = min(self.num_tokens, int(self.config.max_new_tokens))
+        return toys.target_distribution(self.target, SOURCE, num_tokens, self.config, self.prefix)
+
+    def error(self, rounds: Rounds | None = None, twin: bool = False) -> float:
+        """Returns the largest difference of a probability between the two."""
+        return enumeration.largest_error(self.outputs(rounds, twin).probability, self.expected())
+
+    @property
+    def bar(self) -> float:
+        """The largest error that passes, in the precision of the case."""
+        return 1e-12 if self.dtype is np.float64 else 1e-6
+
+    def num_wrong_greedy(self, rounds: Rounds | None = None) -> int:
+        """Returns how many of four rows differ from the target's argmax path in the greedy program."""
+        sources = np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]])
+        config = dataclasses.replace(self.config, temperature=0.0, max_new_tokens=self.num_tokens)
+        request = dataclasses.replace(self, config=config).request(sources=sources)
+        num_wrong = 0
+        for source, tokens in zip(sources, (rounds or library_rounds()).greedy(request), strict=True):
+            (path,) = toys.target_distribution(self.target, source, self.num_tokens, config, self.prefix)
+            num_wrong += path != tuple(tokens)
+        return num_wrong
+
+
+@functools.cache
+def library_rounds() -> Rounds:
+    """Returns the library's rounds, without a fault."""
+    return Rounds()
+
+
+@functools.cache
+def _outputs(case: Case, twin: bool) -> Outputs:
+    return case.outputs(library_rounds(), twin)
+
+
+# ---- all of them
+
+
+def of(name: str, num_draft: int = 2) -> Callable[[Toys], Drafter]:
+    """Returns what makes a drafter of the table."""
+    return lambda toys: DRAFTERS[name].make(toys, num_draft)
+
+
+RULES = {rule.name: rule for rule in (acceptance.speculative, acceptance.block, acceptance.multi_round)}
+LOSSY = {"Lenient(0.5)": acceptance.Lenient(0.5), "Typical()": acceptance.Typical()}
+ALL = dict(temperature=0.7, top_k=3, top_p=0.8, min_p=0.2, repetition_penalty=1.5, min_new_tokens=2)
+EVERYTHING = Case(
+    config=options(**ALL, eos_ids=(2, 3)), vocab_size=5, num_ids=4, prefix=(0, 2, 1), num_tokens=3
+)
+OPTIONS = {
+    "temperature 0.6": Case(),
+    "temperature 1": Case(config=options(temperature=1.0)),
+    "temperature 0": Case(config=options(temperature=0.0)),
+    "top-k": Case(config=options(temperature=1.0, top_k=2)),
+    "top-p": Case(config=options(temperature=1.0, top_p=0.7)),
+    "min-p": Case(config=options(temperature=1.0, min_p=0.4)),
+    "repetition penalty": Case(config=options(temperature=1.0, repetition_penalty=1.7), prefix=(0, 0, 2)),
+    "minimum length": Case(config=options(temperature=1.0, min_new_tokens=2, eos_ids=(2,))),
+    "end token inside the draft": Case(config=options(eos_ids=(2,))),
+    "limit cuts the draft": Case(config=options(max_new_tokens=3)),
+    "prefix, end tokens, all options": EVERYTHING,
+    "padded vocabularies": Case(vocab_size=5, draft_vocab_size=4, num_ids=3, num_tokens=3),
+    "float32": Case(config=options(eos_ids=(2,)), dtype=np.float32),
+}
+# Drafters that are more than a line of the table: other sizes, other ways to draw.
+SIZES = {
+    "1 draft of 4": Case(of("model", 1), vocab_size=4),
+    "2 drafts of 4": Case(vocab_size=4, num_tokens=3),
+    "3 drafts of 2": Case(of("model", 3), vocab_size=2, num_tokens=5),
+    "3 drafts of 3": Case(of("model", 3), config=options(eos_ids=(2,))),
+    "2 argmax drafts": Case(lambda toys: ArgmaxDrafter(ModelDrafter(toys.draft, 2))),
+    "0 to 2 drafts by history and confidence": Case(
+        lambda toys: adapted(ModelDrafter(toys.draft, 2, min_confidence=0.45))
+    ),
+    "2 copies, repetition penalty": Case(
+        of("lookup"), config=options(temperature=1.0, repetition_penalty=1.7), prefix=(0, 0, 2)
+    ),
+    "2 copies, some of ids that do not exist": Case(of("lookup"), num_ids=2),
+    "2 staged, end token, limit, minimum length": Case(
+        of("staged"), config=options(temperature=1.0, min_new_tokens=1, eos_ids=(1,), max_new_tokens=3)
+    ),
+    "a model's 2x1x1 or none": Case(
+        lambda toys: adapted(ModelTreeDrafter(toys.draft, (2, 1, 1))),
+        config=options(max_new_tokens=4),
+        vocab_size=2,
+    ),
+    "EAGLE-2, 5 nodes": Case(lambda toys: EagleTreeDrafter(toys.heads, 5, 2, 2), num_tokens=3),
+    "lookahead, 1 column": Case(lambda toys: LookaheadDrafter(1, 3, 1, 3), vocab_size=2, num_tokens=6),
+    "lookahead, padded vocabulary": Case(lambda toys: LookaheadDrafter(1, 3, 1, 3), num_ids=2, num_tokens=5),
+}
+WAYS: dict[str, Callable[..., Callable[[Toys], Drafter]]] = {
+    "with replacement": lambda *branching: lambda toys: ModelTreeDrafter(toys.draft, branching, True),
+    "without replacement": lambda *branching: lambda toys: ModelTreeDrafter(toys.draft, branching),
+    "top-k children": lambda *branching: lambda toys: ArgmaxDrafter(ModelTreeDrafter(toys.draft, branching)),
+}
+BRANCHINGS = {
+    "chain drafted as a tree": ((1, 1), Case()),
+    "2": ((2,), Case()),
+    "3 of 4": ((3,), Case(vocab_size=4, num_tokens=3)),
+    "2x1": ((2, 1), Case(num_tokens=3, config=options(eos_ids=(2,)))),
+    "2x1, all options": ((2, 1), EVERYTHING),
+    "1x2": ((1, 2), Case()),
+}
+Key = tuple[str, str, str]  # rule, drafter, options
+
+
+@functools.cache
+def all_cases() -> dict[Key, Case]:
+    """Returns every lossless rule with every drafter and option that it can meet."""
+    cases: dict[Key, Case] = {("none", "autoregressive", "temperature 0.6"): Case(lambda toys: None)}
+
+    def add(drafter: str, options: str, case: Case, **changed: Any) -> None:
+        case = dataclasses.replace(case, **changed)
+        made = case.drafter()
+        for name, rule in RULES.items():
+            if name == "multi_round" or not (made and made.drafts_trees):
+                cases[name, drafter, options] = dataclasses.replace(case, rule=rule)
+
+    for name, case in OPTIONS.items():
+        add("chain of 2", name, case)
+        add("tree 2, with replacement", name, case, make=WAYS["with replacement"](2))
+        add("tree 2, without replacement", name, case, make=WAYS["without replacement"](2))
+    ended = OPTIONS["end token inside the draft"]
+    for drafter in DRAFTERS:
+        make = of(drafter)
+        add(drafter, "end token", ended, make=make)
+        add(drafter, "all options", EVERYTHING, make=make, draft_vocab_size=4)
+        made = dataclasses.replace(ended, make=make).drafter()
+        if made is not None and made.can_skip:
+            add(drafter, "adaptive", ended, make=lambda toys, make=make: adapted(make(toys)))
+    for drafter, case in SIZES.items():
+        add(drafter, "its own", case)
+    for branching, (numbers, case) in BRANCHINGS.items():
+        for way, make in WAYS.items():
+            add(f"tree {branching}, {way}", "its own", case, make=make(*numbers))
+    return cases
+
+
+def lossy_cases() -> dict[Key, Case]:
+    """Returns the rules that say that they are lossy, and must be seen to be."""
+    return {(name, "chain of 2", "temperature 0.6"): Case(rule=rule) for name, rule in LOSSY.items()}

@@ -1,0 +1,90 @@
+"""Many devices and hosts: flags, and what models take of each device.
+
+Every process runs the same command, --process_id aside; process 0 alone prints and writes.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from jax.sharding import Mesh
+from rich.console import Console
+
+from experiments.lib import parse
+from specjax import analysis, loading, sharding
+from specjax.models import t5
+
+
+def define_flags() -> None:
+    """Defines the flags of an experiment that decodes on many devices and hosts."""
+    flags.DEFINE_string("mesh", None, "DATAxMODEL, as in 2x4: decode on that many devices.")
+    flags.DEFINE_string(
+        "coordinator",
+        None,
+        'Several processes: HOST:PORT of process 0, or "auto" on a TPU VM and under Slurm.',
+    )
+    flags.DEFINE_integer("num_processes", None, "How many, unless --coordinator=auto.")
+    flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
+    flags.DEFINE_bool("divide_draft", False, "Divide the draft as the target; else it is replicated.")
+
+
+def join() -> Mesh | None:
+    """Joins the other processes, if there are any, and returns the mesh that the flags ask for.
+
+    Raises:
+      ValueError: flags that cannot be used.
+    """
+    given = flags.FLAGS
+    mesh = None if given.mesh is None else parse.mesh(given.mesh)  # checked before anybody waits for others
+    if given.coordinator == "auto":
+        sharding.join_processes()
+    elif given.coordinator or given.num_processes or given.process_id is not None:
+        sharding.join_processes(given.coordinator, given.num_processes, given.process_id)
+    if mesh is None and jax.process_count() > 1:
+        raise ValueError(f"--mesh=None with {jax.process_count()} processes: give DATAxMODEL")
+    return mesh and sharding.make_mesh(*mesh)
+
+
+def draft_rules() -> sharding.Rules:
+    """Returns how --divide_draft lays the draft on the mesh."""
+    return sharding.T5_RULES if flags.FLAGS.divide_draft else sharding.REPLICATED
+
+
+def is_first() -> bool:
+    """Returns whether this process prints and writes."""
+    return jax.process_index() == 0
+
+
+def show_memory(
+    console: Console,
+    mesh: Mesh,
+    models: Sequence[tuple[str, t5.T5Config, sharding.Rules, int]],
+    *,
+    batch_size: int,
+    num_source: int,
+    num_slots: int,
+) -> list[dict[str, object]]:
+    """Prints what each model takes of every device, before any is loaded; and returns those rows.
+
+    Args:
+      models: name, shape, rules, and tokens of a decoder call.
+
+    Raises:
+      ValueError: the mesh does not divide the rows or a parameter.
+    """
+    sharding.check_rows(mesh, batch_size)
+    sizes = dict(batch_size=batch_size, num_source=num_source, num_slots=num_slots)
+    rows: list[dict[str, object]] = []
+    together = 0.0
+    console.print(
+        f"memory of each of {mesh.size} devices (data x model = {'x'.join(map(str, mesh.devices.shape))}):"
+    )
+    for name, config, rules, num_new in models:
+        params, place = loading.outline(config, mesh, rules).params, sharding.of_cache(mesh, rules)
+        memory = analysis.memory_per_device(config, params, place, num_new=num_new, **sizes)
+        gib = {part: size / 2**30 for part, size in (*memory._asdict().items(), ("total", memory.total))}
+        console.print(f"  {name}: {', '.join(f'{part} {size:.3f}' for part, size in gib.items())} GiB")
+        rows.append({"model": name, **{f"{part}_gib": size for part, size in gib.items()}})
+        together += gib["total"]
+    console.print(f"  together {together:.2f} GiB, activations of a call and of the encoder not counted")
+    return rows

@@ -1,0 +1,99 @@
+"""What flags hold, read and checked."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from specjax import acceptance
+from specjax.models import convert, t5
+from specjax.types import AcceptanceRule
+
+
+def define_dtype() -> flags.FlagHolder[str | None]:
+    """Defines --dtype."""
+    return flags.DEFINE_enum(
+        "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
+    )
+
+
+def numbers(flag: str, values: Sequence[str]) -> list[float]:
+    """Returns the numbers of a list flag.
+
+    Raises:
+      ValueError: there are none, or one is no number.
+    """
+    try:
+        found = [float(value) for value in values]
+    except ValueError as error:
+        raise ValueError(f"--{flag}={','.join(values)}: give numbers, as in --{flag}=0,1") from error
+    if not found:
+        raise ValueError(f"--{flag} is empty: give at least one number")
+    return found
+
+
+def counts(flag: str, values: Sequence[str]) -> list[int]:
+    """Returns the whole numbers of a list flag, each at least 1.
+
+    Raises:
+      ValueError: there are none, or one is not a whole number of at least 1.
+    """
+    if not values or not all(value.isdecimal() and int(value) for value in values):
+        raise ValueError(f"--{flag}={','.join(values)}: give whole numbers, at least 1, as in --{flag}=1,4")
+    return [int(value) for value in values]
+
+
+def _two(text: str) -> tuple[int, int] | None:
+    """Returns both numbers of a text such as 2x4; None: it is no such text."""
+    parts = text.split("x")
+    is_pair = len(parts) == 2 and all(part.isdecimal() and int(part) for part in parts)
+    return (int(parts[0]), int(parts[1])) if is_pair else None
+
+
+def mesh(text: str) -> tuple[int, int]:
+    """Returns the rows and columns of a mesh, DATAxMODEL.
+
+    Raises:
+      ValueError: it is no mesh.
+    """
+    if (found := _two(text)) is None:
+        raise ValueError(f"--mesh={text}: give DATAxMODEL, two whole numbers, as in 2x4")
+    return found
+
+
+def shape(name: str, dtype: str, family: t5.T5Config = t5.PRESETS["t5-small"]) -> t5.T5Config:
+    """Returns a preset, or a smaller relative of `family`: "1x256" has one layer on each side, 256 wide.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if name in t5.PRESETS:
+        return dataclasses.replace(t5.PRESETS[name], dtype=dtype)
+    if (found := _two(name)) is None:
+        raise ValueError(f"{name!r} is no shape: give one of {', '.join(t5.PRESETS)}, or LAYERSxWIDTH")
+    layers, width = found
+    size = dict(d_model=width, d_ff=4 * width, num_heads=max(1, width // 64), d_kv=64)
+    return dataclasses.replace(family, **size, num_layers=layers, num_decoder_layers=layers, dtype=dtype)
+
+
+def rule(text: str) -> AcceptanceRule:
+    """Returns an acceptance rule by its name, its numbers after colons.
+
+    Raises:
+      ValueError: an unknown rule, or invalid numbers.
+    """
+    name, *numbers = text.split(":")
+    make: dict[str, Callable[..., AcceptanceRule]] = {
+        "speculative": lambda: acceptance.speculative,
+        "block": lambda: acceptance.block,
+        "multi_round": lambda: acceptance.multi_round,
+        "lenient": acceptance.Lenient,
+        "typical": acceptance.Typical,
+    }
+    try:
+        return make[name](*map(float, numbers))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"--rule={text}: give one of {', '.join(make)}; lenient needs its number, as in lenient:0.5 "
+            f"({error})"
+        ) from error

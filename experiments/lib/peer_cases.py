@@ -1,0 +1,122 @@
+"""What the peers are compared on: a checkpoint pair and sentences, or a shape with random weights."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from experiments.lib import arms, columns, parse, synthetic
+from specjax import GenerationConfig, decode, drafters
+from specjax.decode import Request
+from specjax.models import convert, t5
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One target, its sources, and our own requests.
+
+    Attributes:
+      name: for the table.
+      directory: of the target, in Hugging Face's format.
+      draft_directory: of the draft model; None where no draft would be accepted by itself.
+      config: of the target.
+      sources: ids of each source, no padding.
+      max_new_tokens: limit of a row.
+      plain: a request a source, autoregressive.
+      speculative: the same with each drafter, by its column.
+    """
+
+    name: str
+    directory: str
+    draft_directory: str | None
+    config: t5.T5Config
+    sources: Sequence[np.ndarray]
+    max_new_tokens: int
+    plain: list[Request]
+    speculative: dict[str, list[Request]]
+
+    @property
+    def lengths(self) -> list[int]:
+        """K of each column of --num_draft that is a plain number: a chain of the draft model."""
+        return [int(column) for column in columns.columns() if column.isdecimal()]
+
+
+def of_pair(directory: str, draft_directory: str, texts: Sequence[str], max_new_tokens: int) -> Case:
+    """Returns the case of the checkpoints in these directories; drafters are those of --num_draft."""
+    target, draft = specjax.load(directory), specjax.load(draft_directory)
+    common = dict(batch_size=1, config=GenerationConfig(max_new_tokens=max_new_tokens))
+    plain = arms.requests(target, None, texts, **common)
+    speculative = {}
+    for column in columns.columns():
+        name = f"specjax, draft model, K = {column}" if column.isdecimal() else f"specjax, {column}"
+        speculative[name] = arms.requests(target, columns.drafter(target, draft, column), texts, **common)
+    sources = [np.asarray(r.inputs["source_ids"])[np.asarray(r.inputs["source_mask"])] for r in plain]
+    name = pathlib.Path(directory).name
+    return Case(name, directory, draft_directory, target.config, sources, max_new_tokens, plain, speculative)
+
+
+def of_shape(
+    name: str,
+    draft_name: str,
+    alpha: float,
+    folder: pathlib.Path,
+    *,
+    num_sources: int,
+    source_length: int,
+    max_new_tokens: int,
+) -> Case:
+    """Returns the case of a shape with random weights, written into `folder`; every row runs to its limit.
+
+    A random draft is never right: our drafts are forced, which is a benchmark and not a sampler.
+    """
+    config = parse.shape(name, synthetic.default_dtype())
+    target = synthetic.network(config, 0)
+    target = target.replace(params=varied(config, target.params))
+    convert.save(folder, config, target.params)
+    sources = np.random.default_rng(0).integers(3, config.vocab_size, (num_sources, source_length), np.int32)
+
+    def request(row: int, drafter: Any = None) -> Request:
+        mask = np.ones((1, source_length), bool)
+        return decode.prepare(
+            target, sources[row, None], mask, drafter=drafter, max_new_tokens=max_new_tokens
+        )
+
+    plain = [request(row) for row in range(num_sources)]
+    outputs = [np.asarray(decode.jitted_generate(*r).tokens)[0, :max_new_tokens] for r in plain]
+    case = Case(name, str(folder), None, config, sources, max_new_tokens, plain, {})
+    draft = synthetic.network(parse.shape(draft_name, config.dtype, config), 1)
+    for num_draft in case.lengths:
+        drafter = drafters.ModelDrafter(draft, num_draft)
+        forced = [
+            synthetic.forced_tokens([ids], alpha, config.vocab_size, i) for i, ids in enumerate(outputs)
+        ]
+        label = f"specjax, draft {draft_name}, K = {num_draft}, forced to alpha {alpha:g}"
+        case.speculative[label] = [
+            request(row, synthetic.ForcedDrafter(drafter, tokens)) for row, tokens in enumerate(forced)
+        ]
+    return case
+
+
+def varied(config: t5.T5Config, params: Any) -> Any:
+    """Returns random params whose greedy output varies, and never ends, in any library.
+
+    As they are drawn, a head that is the embedding has each token predict itself again: embeddings are made
+    small. What would then be alike for all tokens drowns what is not: attention is made smaller still, and a
+    half of each ReLU's outputs is subtracted rather than added. The end token's embedding is zero: so is its
+    logit, below the largest of thousands.
+    """
+    changed = dict(params)
+    embedding = params["embedding"] * jnp.asarray(0.1, config.dtype)
+    changed["embedding"] = embedding.at[config.eos_id].set(0)
+    for index in range(config.num_decoder_layers):
+        layer = dict(params[f"decoder_layers_{index}"])
+        for part in ("attention", "cross"):
+            layer[part] = {**layer[part], "o": layer[part]["o"] * jnp.asarray(0.05, config.dtype)}
+        out, half = layer["feed_forward"]["wo"], config.d_ff // 2
+        layer["feed_forward"] = {**layer["feed_forward"], "wo": out.at[half:].set(-out[:half])}
+        changed[f"decoder_layers_{index}"] = layer
+    return changed

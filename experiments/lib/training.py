@@ -1,0 +1,116 @@
+"""Flags for training, shared by the experiments that train: on which pairs, and how long."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from experiments.lib import tasks
+from specjax import data
+from specjax.training.state import Optimization
+
+_TASK = tasks.define_task()
+flags.DEFINE_list(
+    "buckets",
+    "12,16,20,24,28,32,40,48",
+    "Padded lengths in tokens, growing: of both sides, or SOURCE:TARGET. A program is compiled for each.",
+)
+flags.DEFINE_bool(
+    "truncate_sources", False, "Cut sources over the last of --buckets; else they are left out."
+)
+FLAGS = flags.FLAGS
+
+
+def define_run(
+    splits: str, *, num_steps: int, learning_rate: float, warmup_steps: int, report_every: int
+) -> None:
+    """Defines the flags that every run has, with its defaults; `FLAGS` holds their values."""
+    flags.DEFINE_list("splits", splits, "Splits of the task: for training, for choice, for the result.")
+    flags.DEFINE_integer("batch_size", 64, "Pairs a step.", lower_bound=1)
+    flags.DEFINE_integer("num_steps", num_steps, "Steps in all.", lower_bound=1)
+    flags.DEFINE_float("learning_rate", learning_rate, "Peak; of Adafactor relative to a parameter's size.")
+    flags.DEFINE_integer("warmup_steps", warmup_steps, "Steps of linear warm-up.", lower_bound=0)
+    flags.DEFINE_integer(
+        "report_every", report_every, "Steps between reports and checkpoints.", lower_bound=1
+    )
+    flags.DEFINE_integer("seed", 0, "Of everything drawn.", lower_bound=0)
+    flags.DEFINE_string("output", None, "Directory for checkpoints and results.")
+    flags.DEFINE_string("export", None, "Directory for what was trained.")
+
+
+def define_sequences() -> None:
+    """Defines how many sources a target decodes for its draft."""
+    flags.DEFINE_integer("num_sequences", 16384, "Training sources.")
+    flags.DEFINE_integer("num_held_out", 256, "Validation sources.")
+
+
+def optimization(**others: Any) -> Optimization:
+    """Returns what the flags ask for; `others` are the fields that an experiment chooses."""
+    names = ("learning_rate", "warmup_steps", "num_steps")
+    return Optimization(**{name: FLAGS[name].value for name in names}, **others)
+
+
+def run_identity(**own: Any) -> dict[str, Any]:
+    """Returns what a resumed run must share with the one that was stopped, `own` settings included."""
+    names = ("splits", "batch_size", "learning_rate", "warmup_steps", "num_steps", "seed")
+    settings = {name: FLAGS[name].value for name in names}
+    return {**fingerprint(), **settings, "buckets": [list(shape) for shape in shapes()], **own}
+
+
+def fingerprint() -> dict[str, Any]:
+    """Returns what decides which pairs there are, for the note of a checkpoint."""
+    return {"task": _TASK.value, "prefix": source_prefix()}
+
+
+def source_prefix() -> str:
+    """Returns what stands before every source."""
+    return tasks.task(_TASK.value).prefix
+
+
+def pairs(split: str) -> Sequence[data.TextPair]:
+    """Returns the pairs of a split of --task; see `tasks.pairs`."""
+    return tasks.pairs(split, _TASK.value)
+
+
+def shapes() -> list[data.Shape]:
+    """Returns --buckets as (S, N).
+
+    Raises:
+      ValueError: one is no number, or they do not grow.
+    """
+    parts = [bucket.partition(":") for bucket in FLAGS.buckets]
+    numbers = [(source, target or source) for source, _, target in parts]
+    if not all(text.isdecimal() and int(text) for pair in numbers for text in pair):
+        raise ValueError(f"--buckets={','.join(FLAGS.buckets)}: give lengths, or SOURCE:TARGET as in 512:128")
+    found = [(int(source), int(target)) for source, target in numbers]
+    if any(a[0] > b[0] or a[1] > b[1] for a, b in itertools.pairwise(found)):
+        raise ValueError(f"--buckets={','.join(FLAGS.buckets)}: must grow in both numbers")
+    return found
+
+
+def max_new_tokens() -> int:
+    """Returns the longest target that --buckets has room for."""
+    return shapes()[-1][1]
+
+
+def tokenized(split: str, count: int, tokenizer: Any) -> list[data.Pair]:
+    """Returns those of the first `count` pairs of a split that --buckets has room for."""
+    texts = tasks.first(pairs(split), count)
+    return data.tokenize(texts, encoder(tokenizer), shapes()[-1], FLAGS.truncate_sources)
+
+
+def batches(start_step: int, *kinds: Sequence[data.Pair]) -> Iterator[list[data.Batch]]:
+    """Yields batches of the same rows of each kind of pairs without end, a function of the step.
+
+    They share a shape: that of the longest target among the kinds.
+    """
+    longest = [max(same, key=lambda pair: len(pair.target)) for same in zip(*kinds, strict=True)]
+    for rows in data.training_rows(longest, FLAGS.batch_size, shapes(), FLAGS.seed, start_step):
+        shape = data.shape_for([longest[i] for i in rows], shapes())
+        yield [data.make_batch([kind[i] for i in rows], shape) for kind in kinds]
+
+
+def encoder(tokenizer: Any) -> data.Encode:
+    """Returns a function from texts to ids."""
+    return lambda texts: tokenizer(list(texts)).input_ids

@@ -1,0 +1,136 @@
+"""Adaptive length: rows decide for themselves, and what does not pay is not drafted.
+
+For the distribution see acceptance_test.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.exactness.cases import DRAFTERS, Toys
+from experiments.exactness.toys import ToyHeads, ToyNetwork, random_table
+from specjax import acceptance, decode, drafters
+from specjax.drafters import AdaptiveDrafter, ModelDrafter
+
+V = 5
+TARGET, DRAFT = (ToyNetwork(jnp.asarray(random_table(seed, V))) for seed in (0, 1))
+SOURCES = np.random.default_rng(0).integers(0, V, (6, 3))
+
+
+def run(drafter, rows=slice(None), **options):
+    return decode.generate(
+        TARGET,
+        SOURCES[rows],
+        np.ones(SOURCES[rows].shape, bool),
+        drafter=drafter,
+        **dict(max_new_tokens=30, seed=np.arange(6)[rows], eos_ids=()) | options,
+    )
+
+
+def adapted(costs, network=DRAFT, num_draft=4, **settings):
+    return drafters.adaptive(ModelDrafter(network, num_draft), costs, **settings)
+
+
+def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
+    costs = {1: 1.2, 2: 1.4, 4: 1.8}
+    twin = run(adapted(costs, TARGET)).stats
+    assert float(twin.alpha.min()) == 1 and int(twin.num_rounds.max()) <= 8
+    opposite = ToyNetwork(-TARGET.table)  # its argmax is the target's least likely token
+    stranger = run(adapted(costs, opposite)).stats
+    assert int(stranger.accepted.sum()) == 0 < int(stranger.num_drafted.min())
+    per_round = [np.asarray(stats.num_drafted / stats.num_rounds) for stats in (stranger, twin)]
+    assert per_round[0].max() < 1 and per_round[1].min() > 3
+
+
+ALL = {name: entry.make(Toys(DRAFT, TARGET, ToyHeads(DRAFT.table)), 4) for name, entry in DRAFTERS.items()}
+ADAPTED = {
+    name: drafters.adaptive(drafter, {drafter.num_draft: 1.5} if drafter.drafts_trees else {1: 1.3, 4: 2.2})
+    for name, drafter in ALL.items()
+    if drafter.can_skip
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature, name):
+    """Rows fall behind in rounds without a draft and catch up later, alone or beside others."""
+    drafter = ADAPTED[name]
+    together = run(drafter, temperature=temperature)
+    lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
+    assert len(set(lengths.tolist())) > 1
+    for row in (0, 3):
+        alone = run(drafter, slice(row, row + 1), temperature=temperature)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
+    if temperature == 0:
+        np.testing.assert_array_equal(run(None).tokens, together.tokens)
+
+
+@pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round, acceptance.Typical()])
+def test_every_rule_verifies_calls_of_every_width_in_one_program(rule):
+    stats = run(adapted({1: 1.3, 4: 2.2}), temperature=1.0, rule=rule).stats
+    np.testing.assert_array_equal(stats.num_emitted, 30)
+    assert len(set(np.asarray(stats.num_drafted / stats.num_rounds).tolist())) > 1
+
+
+def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
+    drafter = adapted({2: 1.1, 4: 1.2}, min_confidence=0.4)
+    mixed = np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], np.float32)
+    together = run(drafter, temperature=mixed).stats
+    alone = run(drafter, temperature=0.0).stats
+    np.testing.assert_array_equal(together.num_drafted[::2], alone.num_drafted[::2])
+    unsure = run(adapted({2: 1.1, 4: 1.2}), temperature=0.0).stats
+    assert int(alone.num_drafted.sum()) < int(unsure.num_drafted.sum())
+
+
+def test_rows_that_have_ended_ask_for_nothing():
+    """A batch of an ended row and one that does not draft runs plain steps."""
+    stats = run(adapted({4: 1.5}, TARGET), max_new_tokens=[0, 1, 2, 3, 5, 30]).stats
+    np.testing.assert_array_equal(stats.num_drafted[:5], [0, 0, 1, 2, 4])
+
+
+def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
+    """The draft's cache caught up: a twin is still accepted to the last after many plain steps."""
+
+    class Pausing(AdaptiveDrafter):
+        """Drafts nothing for eleven rounds, then four tokens a round."""
+
+        def choose_length(self, state, context):
+            return jnp.where(state.tested < 11, 0, 4)
+
+        def commit(self, state, round):
+            return state.replace(inner=self.inner.commit(state.inner, round), tested=state.tested + 1)
+
+    drafter = Pausing(ModelDrafter(TARGET, 4), (0, 4), (1.0, 2.0))
+    stats = run(drafter, temperature=1.0).stats
+    np.testing.assert_array_equal(stats.num_rounds, 11 + 4)
+    assert float(stats.alpha.min()) == 1
+
+
+TREE = drafters.ModelTreeDrafter(DRAFT, (2, 1))
+
+
+def test_trees_are_drafted_whole_or_not_at_all():
+    plain = run(None)
+    for cost, drafts in ((1.5, True), (99.0, False)):
+        done = run(drafters.adaptive(TREE, {4: cost}))
+        np.testing.assert_array_equal(done.tokens, plain.tokens)
+        assert bool(done.stats.num_drafted.sum() > 0) == drafts
+    off = drafters.adaptive(TREE, {4: 2.5}).replace(prior_alpha=0.99, decay=1.0)
+    rows = run(off).stats
+    assert (rows.num_drafted > 0).all() and (rows.num_drafted < 4 * rows.num_rounds).any()  # some gave up
+
+
+def test_what_cannot_adapt_raises():
+    with pytest.raises(ValueError, match="`drafter` must be able to skip rounds, got LookaheadDrafter"):
+        drafters.adaptive(drafters.lookahead(), {21: 2.0})
+    with pytest.raises(ValueError, match="must hold 4 alone, since a tree is drafted whole"):
+        drafters.adaptive(TREE, {2: 1.5, 4: 2.0})
+    with pytest.raises(ValueError, match="the largest K must be the drafter's num_draft=4"):
+        adapted({3: 1.5})
+    with pytest.raises(ValueError, match="must be above 0"):
+        adapted({4: -1.0})
+    with pytest.raises(ValueError, match="`min_confidence` must be left out for PromptLookupDrafter"):
+        drafters.adaptive(drafters.prompt_lookup(4), {4: 1.5}, min_confidence=0.5)
+    with pytest.raises(ValueError, match="`min_confidence` must be at least 0 and below 1, got 1"):
+        adapted({4: 2.0}, min_confidence=1)
