@@ -8,7 +8,6 @@
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,7 +120,7 @@ def drawn_rows(
 def power_row(name: str, fault: Fault) -> dict[str, Any]:
     """Part 3: one planted fault, looked for where it shows."""
     caught, evidence, words = faults.check(fault.case, fault.shows, fault.one_round)
-    caught_by = f"{fault.shows}: {words}" if caught else "nothing"
+    caught_by = words if caught else "nothing"
     return {"part": "power", "bug": name, "caught_by": caught_by, "evidence": evidence, "passed": caught}
 
 
@@ -156,8 +155,8 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict
     results.show_lines(console, title, shown)
 
 
-def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
-    """Errors of all enumerations and planted faults on one axis; p-values of the drawn tests below."""
+def plot(rows: list[dict[str, Any]]) -> Any:
+    """Returns a figure: errors of enumerations and planted faults above, p-values of drawn tests below."""
     figure, (above, below) = results.subplots(2, 1, figsize=(9, 7), height_ratios=[3, 2])
     exact = [row for row in rows if row["part"] == "exact"]
     groups: dict[str, list[float]] = {}
@@ -167,15 +166,15 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     groups["planted faults"] = [
         row["evidence"]
         for row in rows
-        if row["part"] == "power" and row["caught_by"].startswith("distribution")
+        if row["part"] == "power" and row["caught_by"] == faults.DISTRIBUTION_DIFFERS
     ]
     for place, (name, errors) in enumerate(groups.items()):
         spread = place + (np.linspace(-0.3, 0.3, len(errors)) if len(errors) > 1 else np.zeros(len(errors)))
         bad = name == "planted faults" or name in {r["rule"] for r in exact if not r["lossless"]}
         above.scatter(spread, errors, s=14, color="tab:red" if bad else "tab:blue")
     above.set_xticks(range(len(groups)), list(groups), rotation=20)
-    above.axhline(Case().bar, color="gray", linestyle="--")
-    above.text(len(groups) - 0.6, Case().bar * 2, "bar, float64", ha="right", color="gray")
+    above.axhline(Case().bar, color="gray", linestyle="--", label="bar, float64")
+    above.legend(fontsize=8)
     above.set_yscale("log")
     above.set_ylabel("largest error of a probability")
     above.set_title("Enumerated distribution of the output against the target's")
@@ -191,7 +190,7 @@ def plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     below.set_xscale("log")
     below.set_xlim(3e-31, 3)
     below.set_xlabel("p-value (full: all draws; hollow: the first 1,000; *: with top-p and a penalty)")
-    results.save_figure(figure, path)
+    return figure
 
 
 def run_parts(console: Console) -> list[dict[str, Any]]:
@@ -233,21 +232,18 @@ def run_parts(console: Console) -> list[dict[str, Any]]:
     return exact + sampled + power
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(console: Console) -> None:
     unknown = set(_PARTS.value) - {"exact", "drawn", "power"}
     if unknown or not _PARTS.value:
-        raise ValueError(f"--parts={','.join(_PARTS.value)}: give some of exact, drawn, power")
+        raise ValueError(f"`--parts` must be some of exact, drawn, power, got {','.join(_PARTS.value)}")
     if "drawn" in _PARTS.value and not (_TARGET.value and _DRAFT.value and _SOURCES.value):
-        raise ValueError("the drawn part needs --target, --draft and --source; leave it out of --parts")
-    console = start.console()
+        raise ValueError(
+            "`--target`, `--draft` and `--source` must be given for the drawn part; or leave it out"
+        )
     rows = run_parts(console)
     wrong = [row for row in rows if row["passed"] != row.get("lossless", True)]
     console.print(f"{len(rows)} checks, {len(wrong)} of them not as they should be")
-    if _OUTPUT.value:
-        results.write(_OUTPUT.value, "losslessness", rows)
-        plot(pathlib.Path(_OUTPUT.value) / "losslessness.png", rows)
-        console.print(f"wrote results.json, table.md and losslessness.png into {_OUTPUT.value}")
+    results.save(console, _OUTPUT.value, "losslessness", rows, lambda: plot(rows))
     if wrong:
         raise SystemExit(1)
 

@@ -57,8 +57,8 @@ def _uniform(key: jax.Array, stream: jax.typing.ArrayLike, shape: tuple[int, ...
 def choose_by_inverse(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     """Inverse-CDF sampling in two levels: a group of entries, then an entry of the group.
 
-    One float32 cumulative sum over 32,128 entries loses the rare ones (law error 6e-4, thousands
-    never drawn). With sums over groups of 128 and a fresh uniform inside the group the law is off
+    One float32 cumulative sum over 32,128 entries loses the rare ones (an error of 6e-4, thousands
+    never drawn). With sums over groups of 128 and a fresh uniform inside the group the distribution is off
     by less than 1e-7 in every entry, at a third of the cost; what a whole group of that mass or less
     gets is up to the 23 bits of a uniform.
 

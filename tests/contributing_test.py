@@ -17,7 +17,7 @@ TEXT = (pathlib.Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encodin
 NAMES: dict = {"__name__": "recipe", "Kind": Kind, "ToyDrafter": ToyDrafter}
 exec(SOURCE, NAMES)
 # The lines that register it.
-KIND, TOY = (eval("{%s}" % line, NAMES)["repeat"] for line in re.findall(r'`("repeat": .*?\))`', TEXT))
+KIND, TOY = (eval(f"{{{line}}}", NAMES)["repeat"] for line in re.findall(r'`("repeat": .*?\))`', TEXT))
 
 
 def test_the_printed_lines_register_the_drafter():

@@ -577,6 +577,9 @@ FAULTS = {
 }
 
 
+DISTRIBUTION_DIFFERS = "distribution differs"
+
+
 def check(case: Case, shows: str, one_round: OneRound | None = None) -> tuple[bool, float | None, str]:
     """Makes one of the checks that faults are to fail, on a case.
 
@@ -601,4 +604,4 @@ def check(case: Case, shows: str, one_round: OneRound | None = None) -> tuple[bo
     if shows == "twin" and error < case.bar:
         rejected = 1 - outputs.num_accepted / outputs.num_tested
         return rejected > 1e-3, rejected, "draft equal to the target is rejected"
-    return error > case.bar, error, "distribution differs"
+    return error > case.bar, error, DISTRIBUTION_DIFFERS

@@ -42,9 +42,9 @@ def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
     assert per_round[0].max() < 1 and per_round[1].min() > 3
 
 
-ALL = {name: entry.make(Toys(DRAFT, TARGET, ToyHeads(DRAFT.table)), 4) for name, entry in DRAFTERS.items()}
+ALL = {name: entry.make(Toys(DRAFT, TARGET, ToyHeads(DRAFT.table)), 3) for name, entry in DRAFTERS.items()}
 ADAPTED = {
-    name: drafters.adaptive(drafter, {drafter.num_draft: 1.5} if drafter.drafts_trees else {1: 1.3, 4: 2.2})
+    name: drafters.adaptive(drafter, {drafter.num_draft: 1.5} if drafter.drafts_trees else {1: 1.3, 3: 1.9})
     for name, drafter in ALL.items()
     if drafter.can_skip
 }
@@ -53,15 +53,15 @@ ADAPTED = {
 @pytest.mark.parametrize("name", ADAPTED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature, name):
-    """Rows fall behind in rounds without a draft and catch up later, alone or beside others."""
+    """Rows fall behind in rounds without a draft and catch up later, beside others or their likes alone."""
     drafter = ADAPTED[name]
     together = run(drafter, temperature=temperature)
     lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
     assert len(set(lengths.tolist())) > 1
     for row in (0, 3):
-        alone = run(drafter, slice(row, row + 1), temperature=temperature)
-        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
-        assert int(alone.stats.num_drafted[0]) == int(together.stats.num_drafted[row])
+        alone = run(drafter, [row] * 6, temperature=temperature)  # of the same shape: compiled already
+        np.testing.assert_array_equal(alone.tokens, np.tile(together.tokens[row], (6, 1)))
+        assert set(alone.stats.num_drafted.tolist()) == {int(together.stats.num_drafted[row])}
     if temperature == 0:
         np.testing.assert_array_equal(run(None).tokens, together.tokens)
 
@@ -126,7 +126,7 @@ def test_what_cannot_adapt_raises():
         drafters.adaptive(drafters.lookahead(), {21: 2.0})
     with pytest.raises(ValueError, match="must hold 4 alone, since a tree is drafted whole"):
         drafters.adaptive(TREE, {2: 1.5, 4: 2.0})
-    with pytest.raises(ValueError, match="the largest K must be the drafter's num_draft=4"):
+    with pytest.raises(ValueError, match="the largest K of `costs` must be the drafter's num_draft=4"):
         adapted({3: 1.5})
     with pytest.raises(ValueError, match="must be above 0"):
         adapted({4: -1.0})

@@ -75,7 +75,7 @@ def test_after_a_long_pause_it_is_accepted_to_the_last_again(name):
 
 
 def test_the_window_of_lookahead_is_a_chain_with_its_guesses_below():
-    drafter = LookaheadDrafter(4, ngram=4, num_candidates=2)
+    drafter = LookaheadDrafter(4, ngram=4, num_ngrams=2)
     parents = jnp.asarray(drafter._parents())[None]
     above = tree_lib.ancestors(Tree(parents, jnp.ones(parents.shape, bool), drafter.max_depth))
     depth = tree_lib.depths_of(above)[0]
