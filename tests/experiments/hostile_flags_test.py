@@ -68,7 +68,7 @@ ASKED = {
         ("--data_dir={}/empty --truncate_sources", "Unknown command line flag 'truncate_sources'"),
     ],
     "losslessness": [
-        ("--parts=guessed", "--parts=guessed: give some of exact"),
+        ("--parts=guessed", "`--parts` must be some of exact, drawn, power, got guessed"),
         ("--rule=block", "Unknown command line flag 'rule'"),
         ("--num_draft=3", "Unknown command line flag 'num_draft'"),
     ],
