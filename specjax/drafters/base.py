@@ -1,10 +1,42 @@
-"""A drafter around another: `adaptive.AdaptiveDrafter`, for one."""
+"""What several drafters share: trees of one shape, and a drafter around another."""
 
 from typing import Any
 
 import jax
+from flax import struct
 
+from specjax import tree as tree_lib
 from specjax.types import Context, Draft, Drafter, Draws, Network, Round, State
+
+
+class BranchingDrafter(Drafter):
+    """A drafter of trees that branch alike in every round.
+
+    Raises:
+      ValueError: `branching` is empty, no tuple, or holds a number below 1.
+
+    Attributes:
+      network: what it runs.
+      branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes; all 1: a chain.
+    """
+
+    network: Any
+    branching: tuple[int, ...] = struct.field(pytree_node=False)
+
+    drafts_trees = True
+
+    def __post_init__(self) -> None:
+        tree_lib.check_branching(self.branching)
+
+    @property
+    def num_draft(self) -> int:
+        """Nodes of the tree."""
+        return tree_lib.level_starts(self.branching)[-1] - 1
+
+    @property
+    def max_depth(self) -> int:
+        """Levels of the tree."""
+        return len(self.branching)
 
 
 class DrafterWrapper(Drafter):

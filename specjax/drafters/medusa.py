@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree as tree_lib
+from specjax.drafters.base import BranchingDrafter
 from specjax.drafters.model import as_branching
 from specjax.drafters.pairs import check_heads
-from specjax.types import Context, Draft, Drafter, Draws, Network, Round
+from specjax.types import Context, Draft, Draws, Network, Round
 
 
 class AheadNetwork(Protocol):
@@ -37,37 +38,17 @@ class MedusaState(struct.PyTreeNode):
     ready: jax.Array
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(BranchingDrafter):
     """Drafts a tree of the heads' likeliest tokens: a node of depth d has the first of head d as children.
 
     They are not drawn: their q is one-hot, and above temperature 0 x is accepted with probability p(x).
     Penalties do not move the heads' ranks. A row's first round is a decoding step.
 
-    Raises:
-      ValueError: `branching` is empty, no tuple, or holds a number below 1.
-
     Attributes:
       network: the heads, at least as many as the tree is deep.
-      branching: children of a node at each depth; all 1: a chain.
     """
 
     network: AheadNetwork
-    branching: tuple[int, ...] = struct.field(pytree_node=False)
-
-    drafts_trees = True
-
-    def __post_init__(self) -> None:
-        tree_lib.check_branching(self.branching)
-
-    @property
-    def num_draft(self) -> int:
-        """Nodes of the tree."""
-        return tree_lib.level_starts(self.branching)[-1] - 1
-
-    @property
-    def max_depth(self) -> int:
-        """Levels of the tree."""
-        return len(self.branching)
 
     @property
     def call_widths(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ in Jeon et al. 2024. Axes: B rows, K drafts, N nodes, V vocabulary.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from specjax import cache as cache_lib
 from specjax import sampling
 from specjax import tree as tree_lib
 from specjax.drafters import chain
+from specjax.drafters.base import BranchingDrafter
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Drafter, Draws, Network, Round
 
@@ -32,6 +33,11 @@ class _OfModel(Drafter):
 
     network: Network
 
+    if TYPE_CHECKING:  # a field of each
+
+        @property
+        def share_encoder(self) -> bool: ...
+
     @property
     def vocabulary(self) -> Any:
         """Of the draft model."""
@@ -39,16 +45,11 @@ class _OfModel(Drafter):
 
     def check(self, target: Network) -> None:
         """Raises a ValueError where vocabulary or encoder width do not fit."""
-        check_network(self.network, target, self.reads_target_encoder)
-
-    @property
-    def reads_target_encoder(self) -> bool:
-        """Whether the draft model's decoder reads the target's encoder output."""
-        return False
+        check_network(self.network, target, self.share_encoder)
 
     def init(self, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
-        encoded = context.encoded if self.reads_target_encoder else encode(self.network, context)
+        encoded = context.encoded if self.share_encoder else encode(self.network, context)
         return init_cache(self.network, encoded, context, prefix_width, self.num_draft)
 
 
@@ -64,11 +65,6 @@ class ModelDrafter(_OfModel):
     num_draft: int = struct.field(pytree_node=False)
     share_encoder: bool = struct.field(pytree_node=False, default=False)
     min_confidence: float = struct.field(pytree_node=False, default=0.0)
-
-    @property
-    def reads_target_encoder(self) -> bool:
-        """As `share_encoder` states."""
-        return self.share_encoder
 
     def with_min_confidence(self, min_confidence: float) -> Drafter:
         """Returns the drafter with it."""
@@ -95,41 +91,16 @@ class ModelDrafter(_OfModel):
         return cache_lib.trim(cache, round.context.length - 1)
 
 
-class ModelTreeDrafter(_OfModel):
+class ModelTreeDrafter(_OfModel, BranchingDrafter):
     """Draws a tree from a draft model. Greedy rows get the most likely tokens as siblings.
 
-    Raises:
-      ValueError: `branching` is empty, no tuple, or holds a number below 1.
-
     Attributes:
-      branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes.
       with_replacement: siblings are independent draws, and may be equal.
       share_encoder: as of `ModelDrafter`.
     """
 
-    branching: tuple[int, ...] = struct.field(pytree_node=False)
     with_replacement: bool = struct.field(pytree_node=False, default=False)
     share_encoder: bool = struct.field(pytree_node=False, default=False)
-
-    drafts_trees = True
-
-    def __post_init__(self) -> None:
-        tree_lib.check_branching(self.branching)
-
-    @property
-    def num_draft(self) -> int:
-        """Nodes of the tree."""
-        return tree_lib.level_starts(self.branching)[-1] - 1
-
-    @property
-    def max_depth(self) -> int:
-        """Levels of the tree."""
-        return len(self.branching)
-
-    @property
-    def reads_target_encoder(self) -> bool:
-        """As `share_encoder` states."""
-        return self.share_encoder
 
     def propose(
         self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
