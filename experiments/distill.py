@@ -23,7 +23,7 @@ from rich.console import Console
 
 import specjax
 from experiments.lib import arms as arms_lib
-from experiments.lib import results, resuming, start, tasks, training
+from experiments.lib import results, resuming, start, training
 from experiments.lib.training import FLAGS
 from specjax import GenerationConfig, data, drafters
 from specjax.loading import Model
@@ -261,7 +261,7 @@ def train(
 
 def compare(console: Console, target: Model, draft: Model, kept: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of every arm's best step, and of the draft it all began with, on the test split."""
-    texts = [source for source, _ in tasks.first(training.pairs(FLAGS.splits[2]), _NUM_TEST.value)]
+    texts = [source for source, _ in training.pairs(FLAGS.splits[2], _NUM_TEST.value)]
     evaluate = make_evaluate(console, target, draft, "test", FLAGS.splits[2], _NUM_TEST.value)
     rows = []
     for arm, params in {"before": draft.params, **{arm: kept[arm] for arm in _ARMS.value}}.items():

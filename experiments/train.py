@@ -10,6 +10,7 @@ Resumes from the newest checkpoint in `--output`, and exports a Hugging Face dir
 import dataclasses
 import hashlib
 import pathlib
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ training.define_run(
     "train,validation", num_steps=2600, learning_rate=2e-2, warmup_steps=300, report_every=100
 )
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory, trained into if empty; else of --init_from.")
+_TOKENIZER_TASK = flags.DEFINE_list(
+    "tokenizer_task", [], "Tasks on whose training texts it is trained, in place of those of --task."
+)
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here; 0: ByT5's bytes.")
 _TRAIN_TARGETS = flags.DEFINE_list("train_targets", [], "Files whose line n is a further target of source n.")
 _INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
@@ -44,16 +48,18 @@ _DTYPE = flags.DEFINE_enum("compute_dtype", "float32", ["float32", "bfloat16"], 
 _DATA = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.", lower_bound=1)
 _MODEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, vocabulary.", lower_bound=1)
 _NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.", lower_bound=1)
-_BLEU = flags.DEFINE_integer("bleu_examples", 0, "Validation sources to decode greedily.", lower_bound=0)
+_NUM_DECODED = flags.DEFINE_integer(
+    "num_decoded", 0, "Validation sources of each task to decode greedily, for BLEU or ROUGE.", lower_bound=0
+)
 _EXPORT_BY = flags.DEFINE_enum(
-    "export_by", "loss", ["loss", "bleu", "last"], "Which step: the best, or last."
+    "export_by", "loss", ["loss", "quality", "last"], "Which step: the best mean over tasks, or the last."
 )
 _PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one that end it.", lower_bound=0)
 _DEFAULTS = dict(d_model=384, d_kv=64, d_ff=1536, num_heads=6, num_layers=3, num_decoder_layers=6)
 for _name, _default in _DEFAULTS.items():
     flags.DEFINE_integer(_name, _default, f"Model shape: {_name}.")
 
-Validate = Callable[[Any], dict[str, float]]
+Validate = Callable[[Any], dict[str, dict[str, float]]]
 
 
 def training_texts() -> Sequence[data.TextPair]:
@@ -76,8 +82,9 @@ def training_texts() -> Sequence[data.TextPair]:
 def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
     """Returns that of --tokenizer, made first if need be, else that of --init_from."""
     if _TOKENIZER.value:
-        prefix = len(training.source_prefix())
-        lines = (line for source, target in texts for line in (source[prefix:], target))
+        named = tasks.parse_mixture(_TOKENIZER_TASK.value)
+        texts = [pair for name in named for pair in tasks.pairs(FLAGS.splits[0], name)] or texts
+        lines = (line for pair in texts for line in pair)
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
         return loading.load_tokenizer(_INIT_FROM.value)
@@ -104,22 +111,35 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
 
 
 def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
-    """Returns a function from params to {"loss": nats per token, "bleu": of greedy outputs, if asked for}."""
-    pairs = training.tokenized(FLAGS.splits[1], _NUM_VALIDATION.value, tokenizer)
-    batches = data.evaluation_batches(pairs, 64, training.shapes())
-    evaluate = loop.make_evaluate(module, mesh)
-    decoded = tasks.first(training.pairs(FLAGS.splits[1]), min(_BLEU.value, _NUM_VALIDATION.value))
+    """Returns a function from params to `{"loss": ..., "quality": ...}`, each a value per task.
 
-    def validate(params: Any) -> dict[str, float]:
-        found = {"loss": evaluate(params, batches)}
-        if decoded:
+    Losses are in nats per token; the quality of greedy outputs (BLEU, or ROUGE-Lsum in percent) is there
+    if --num_decoded asks for it. Tasks without validation pairs are left out.
+    """
+    evaluate = loop.make_evaluate(module, mesh)
+    texts = {name: training.pairs_of(name, FLAGS.splits[1]) for name in training.mixture()}
+    texts = {name: tasks.first(found, _NUM_VALIDATION.value) for name, found in texts.items() if len(found)}
+    batches = {
+        name: data.evaluation_batches(training.tokenize(found, tokenizer), 64, training.shapes())
+        for name, found in texts.items()
+    }
+
+    def quality(name: str, model: Model) -> float:
+        decoded = texts[name][: _NUM_DECODED.value]
+        options = dict(max_new_tokens=training.max_new_tokens(), truncate=True)
+        outputs = []
+        for i in range(0, len(decoded), 64):
+            outputs += api.generate(model, [source for source, _ in decoded[i : i + 64]], **options).texts
+        references = [reference for _, reference in decoded]
+        if data.TASKS[name].metric == "bleu":
+            return metrics.bleu(outputs, references)[0]
+        return metrics.rouge(outputs, references)[0]["rougeLsum"]
+
+    def validate(params: Any) -> dict[str, dict[str, float]]:
+        found = {"loss": {name: evaluate(params, batches[name]) for name in texts}}
+        if _NUM_DECODED.value:
             model = Model(t5.T5Network(params, module.config), tokenizer)
-            options = dict(max_new_tokens=training.max_new_tokens(), truncate=True)
-            outputs = []
-            for i in range(0, len(decoded), 64):
-                sources = [source for source, _ in decoded[i : i + 64]]
-                outputs += api.generate(model, sources, **options).texts
-            found["bleu"], _ = metrics.bleu(outputs, [reference for _, reference in decoded])
+            found["quality"] = {name: quality(name, model) for name in texts}
         return found
 
     return validate
@@ -131,7 +151,7 @@ def start_or_resume(
     """Returns the newest checkpoint, if there is one; `batches` goes on where it stood then."""
     found = resuming.restored(saved, abstract_state(params, optimization, mesh), identity())
     if found is None:
-        best = loop.Best(larger_is_better=_EXPORT_BY.value == "bleu")
+        best = loop.Best(larger_is_better=_EXPORT_BY.value == "quality")
         return init_state(params, optimization, seed=FLAGS.seed, mesh=mesh), best
     try:
         batches.set_state(found.note["data"].encode())
@@ -148,7 +168,7 @@ def identity() -> dict[str, Any]:
         "export_by": _EXPORT_BY.value,
         "train_targets": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
         "num_validation": _NUM_VALIDATION.value,
-        "bleu_examples": _BLEU.value,
+        "num_decoded": _NUM_DECODED.value,
     }
 
 
@@ -163,16 +183,21 @@ def train(
 ) -> tuple[TrainState, loop.Best]:
     """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
 
+    chosen = "quality" if _EXPORT_BY.value == "quality" else "loss"
+
     def report(state: TrainState, progress: loop.Progress) -> bool:
         nonlocal best
         found = validate(state.params)
-        shown = "  ".join(f"validation {name} {value:.3f}" for name, value in found.items())
+        shown = "  ".join(
+            f"validation {kind} " + ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+            for kind, values in found.items()
+        )
         console.print(
             f"step {progress.step}/{FLAGS.num_steps}  loss {progress.loss:.3f}  {shown}  "
             f"{progress.tokens_per_s:.0f} tokens/s",
             soft_wrap=True,
         )
-        best = best.update(progress.step, found.get(_EXPORT_BY.value, found["loss"]))
+        best = best.update(progress.step, statistics.mean(found[chosen].values()))
         position = batches.get_state().decode()
         note = {"run": identity(), "data": position, "best": dataclasses.asdict(best)}
         saved.save(progress.step, state, note, keep=() if best.step is None else (best.step,))
@@ -186,8 +211,8 @@ def train(
 
 
 def main(console: Console) -> None:
-    if _EXPORT_BY.value == "bleu" and _BLEU.value < 1:
-        raise ValueError(f"--export_by=bleu with --bleu_examples={_BLEU.value}: give at least 1")
+    if _EXPORT_BY.value == "quality" and _NUM_DECODED.value < 1:
+        raise ValueError(f"--export_by=quality with --num_decoded={_NUM_DECODED.value}: give at least 1")
     if len(FLAGS.splits) != 2:
         raise ValueError(f"--splits={','.join(FLAGS.splits)}: give two, as in --splits=train,validation")
     mesh = sharding.make_mesh(_DATA.value, _MODEL.value)

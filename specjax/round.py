@@ -224,55 +224,60 @@ def one_round(program: Program, state: LoopState, draws: Draws | None) -> LoopSt
     root = context.length - 1  # slot and position of the last committed token
 
     # 1. Draft: the drafter proposes up to N tokens for every row, each row as many as it has use for.
-    draft, drafter_state = _propose(program, state, draws)
+    with jax.named_scope("draft"):
+        draft, drafter_state = _propose(program, state, draws)
 
     def complete(width: int) -> LoopState:
         """Completes the round with a target call that has room for `width` drafts."""
         # 2. Verify: the target scores the last committed token and all drafts in one call.
-        narrow = draft.narrow(width)
-        new_tokens = jnp.concatenate([context.window(root, 1), narrow.tokens], axis=1)
-        layout = None if narrow.tree is None else tree_lib.layout(narrow.tree, root, program.num_slots)
-        logits, features, cache = program.target.decode(state.cache, new_tokens, layout)
+        with jax.named_scope("verify"):
+            narrow = draft.narrow(width)
+            new_tokens = jnp.concatenate([context.window(root, 1), narrow.tokens], axis=1)
+            layout = None if narrow.tree is None else tree_lib.layout(narrow.tree, root, program.num_slots)
+            logits, features, cache = program.target.decode(state.cache, new_tokens, layout)
 
         # 3. Accept: the rule keeps a path of the drafts and chooses the token after it.
-        candidates = narrow.candidates
-        scores = logits[:, : candidates.tokens.shape[1] + 1]
-        history = sampling.history(context, candidates.tokens, tree_lib.before(candidates))
-        if draws is None:
-            target_probs = None
-            target_ids = sampling.argmax(sampling.adjust(scores, context.options, history))
-            result = acceptance.match_argmax(candidates, target_ids)
-        else:
-            target_probs = sampling.process(scores, context.options, history)
-            result = program.rule(draws, candidates, target_probs)
+        with jax.named_scope("accept"):
+            candidates = narrow.candidates
+            scores = logits[:, : candidates.tokens.shape[1] + 1]
+            history = sampling.history(context, candidates.tokens, tree_lib.before(candidates))
+            if draws is None:
+                target_probs = None
+                target_ids = sampling.argmax(sampling.adjust(scores, context.options, history))
+                result = acceptance.match_argmax(candidates, target_ids)
+            else:
+                target_probs = sampling.process(scores, context.options, history)
+                result = program.rule(draws, candidates, target_probs)
 
         # 4. Truncate: at an end token, at the row's limit, before logits that are not finite.
-        emitted = _emitted(candidates, result)
-        log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
-        count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
+        with jax.named_scope("truncate"):
+            emitted = _emitted(candidates, result)
+            log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
+            count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
 
         # 5. Commit: append what is left, roll back both caches to it, count.
-        kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
-        after = context.replace(
-            tokens=cache_lib.append(context.tokens, emitted, context.length, count),
-            length=context.length + count,
-            seen=None if context.seen is None else _see(context.seen, emitted, kept),
-            remaining=jnp.where(reason == FinishReason.RUNNING, context.remaining - count, 0),
-        )
-        if result.path is not None:
-            cache = cache_lib.keep_path(cache, root, result.path)
-        after_drafter = drafter_state
-        if program.drafter is not None:
-            record = Round(after, root, narrow, result, logits, features, target_probs)
-            after_drafter = program.drafter.commit(drafter_state, record)
-        return state.replace(
-            context=after,
-            cache=cache_lib.rollback(cache, after.length - 1),
-            drafter_state=after_drafter,
-            log_probs=cache_lib.append(state.log_probs, log_probs, context.length, count),
-            finish_reason=reason,
-            stats=_count(state, narrow, result.num_accepted, count),
-        )
+        with jax.named_scope("commit"):
+            kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
+            after = context.replace(
+                tokens=cache_lib.append(context.tokens, emitted, context.length, count),
+                length=context.length + count,
+                seen=None if context.seen is None else _see(context.seen, emitted, kept),
+                remaining=jnp.where(reason == FinishReason.RUNNING, context.remaining - count, 0),
+            )
+            if result.path is not None:
+                cache = cache_lib.keep_path(cache, root, result.path)
+            after_drafter = drafter_state
+            if program.drafter is not None:
+                record = Round(after, root, narrow, result, logits, features, target_probs)
+                after_drafter = program.drafter.commit(drafter_state, record)
+            return state.replace(
+                context=after,
+                cache=cache_lib.rollback(cache, after.length - 1),
+                drafter_state=after_drafter,
+                log_probs=cache_lib.append(state.log_probs, log_probs, context.length, count),
+                finish_reason=reason,
+                stats=_count(state, narrow, result.num_accepted, count),
+            )
 
     # The target call is as narrow as what was drafted allows; each width is a branch of the program.
     widths = program.call_widths

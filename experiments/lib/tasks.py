@@ -24,6 +24,35 @@ def define_task() -> flags.FlagHolder[str]:
     return flags.DEFINE_enum("task", "multi30k_en_de", sorted(data.TASKS), "Which sources and targets.")
 
 
+def define_mixture() -> flags.FlagHolder[list[str]]:
+    """Defines --task, for an experiment that trains on one task or on several together."""
+    return flags.DEFINE_list(
+        "task",
+        ["multi30k_en_de"],
+        "Which sources and targets; several are trained on together, each in proportion to its size, "
+        f"or NAME:N for N times that. One of {', '.join(sorted(data.TASKS))}.",
+    )
+
+
+def parse_mixture(parts: Sequence[str]) -> dict[str, int]:
+    """Returns task -> how often an epoch has it, of the values of --task.
+
+    Raises:
+      ValueError: an unknown or repeated task, or a number that is none.
+    """
+    mixture: dict[str, int] = {}
+    for part in parts:
+        name, _, times = part.partition(":")
+        if name not in data.TASKS or name in mixture:
+            raise ValueError(
+                f"--task: {name!r} must be one of {', '.join(sorted(data.TASKS))}, and named once"
+            )
+        if times and not (times.isdecimal() and int(times)):
+            raise ValueError(f"--task: {part!r} must end in a whole number from 1, as in {name}:2")
+        mixture[name] = int(times or 1)
+    return mixture
+
+
 def task(name: str) -> data.Task:
     """Returns the task of that name, with --source_prefix."""
     named = data.TASKS[name]

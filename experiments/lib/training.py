@@ -10,7 +10,7 @@ from experiments.lib import tasks
 from specjax import data
 from specjax.training.state import Optimization
 
-_TASK = tasks.define_task()
+_TASK = tasks.define_mixture()
 flags.DEFINE_list(
     "buckets",
     "12,16,20,24,28,32,40,48",
@@ -60,17 +60,36 @@ def run_identity(**own: Any) -> dict[str, Any]:
 
 def fingerprint() -> dict[str, Any]:
     """Returns what decides which pairs there are, for the note of a checkpoint."""
-    return {"task": _TASK.value, "prefix": source_prefix()}
+    return {"task": mixture(), "prefix": {name: tasks.task(name).prefix for name in mixture()}}
 
 
-def source_prefix() -> str:
-    """Returns what stands before every source."""
-    return tasks.task(_TASK.value).prefix
+def mixture() -> dict[str, int]:
+    """Returns task -> how often an epoch has it; see `tasks.parse_mixture`."""
+    return tasks.parse_mixture(_TASK.value)
 
 
-def pairs(split: str) -> Sequence[data.TextPair]:
-    """Returns the pairs of a split of --task; see `tasks.pairs`."""
-    return tasks.pairs(split, _TASK.value)
+def pairs(split: str, count: int | None = None) -> Sequence[data.TextPair]:
+    """Returns the pairs of a split of all tasks of --task that have it, as often as --task says.
+
+    Args:
+      count: about so many in all, of each task the first in proportion to its size; None: all.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `data.load`.
+    """
+    parts = [pairs_of(name, split) for name, times in mixture().items() for _ in range(times)]
+    parts = [part for part in parts if len(part)]
+    if len(parts) == 1 and count is None:
+        return parts[0]  # a prepared dataset is read as it is indexed
+    share = 1.0 if count is None else min(1.0, count / sum(map(len, parts)))
+    return [pair for part in parts for pair in tasks.first(part, round(share * len(part)))]
+
+
+def pairs_of(name: str, split: str) -> Sequence[data.TextPair]:
+    """Returns the pairs of a split of one task; none if only other tasks of the mixture have that split."""
+    parts = {part.partition("[")[0] for part in split.split("+")}
+    others = [other for other in mixture() if parts <= data.TASKS[other].files.keys()]
+    return [] if others and name not in others else tasks.pairs(split, name)
 
 
 def shapes() -> list[data.Shape]:
@@ -95,8 +114,12 @@ def max_new_tokens() -> int:
 
 
 def tokenized(split: str, count: int, tokenizer: Any) -> list[data.Pair]:
-    """Returns those of the first `count` pairs of a split that --buckets has room for."""
-    texts = tasks.first(pairs(split), count)
+    """Returns those of `count` pairs of a split that --buckets has room for."""
+    return tokenize(pairs(split, count), tokenizer)
+
+
+def tokenize(texts: Sequence[data.TextPair], tokenizer: Any) -> list[data.Pair]:
+    """Returns those pairs that --buckets has room for."""
     return data.tokenize(texts, encoder(tokenizer), shapes()[-1], FLAGS.truncate_sources)
 
 

@@ -9,7 +9,6 @@ from specjax.data.batches import (
     bucket,
     epoch,
     evaluation_batches,
-    load_or_train_tokenizer,
     make_batch,
     pad,
     shape_for,
@@ -20,6 +19,7 @@ from specjax.data.batches import (
 from specjax.data.files import read_jsonl, read_lines, read_pairs, split_lines
 from specjax.data.stream import Stream, stream
 from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
+from specjax.data.tokenizers import load_or_train_tokenizer
 
 __all__ = [
     "SOURCE_BUCKETS",

@@ -4,9 +4,7 @@ Axes: B rows, S source length, N target length.
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -157,43 +155,3 @@ def evaluation_batches(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[
     ordered = sorted(pairs, key=lambda pair: (shape_for([pair], shapes), pair.length))
     chunks = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
     return [make_batch(chunk, shape_for(chunk, shapes)) for chunk in chunks]
-
-
-def load_or_train_tokenizer(
-    directory: str | pathlib.Path, lines: Iterable[str], vocab_size: int | None
-) -> Any:
-    """The tokenizer in `directory`; when there is none, makes one and writes it there.
-
-    Pad is 0, end 1 and unknown 2, as T5 has them.
-
-    Args:
-      lines: text to train a unigram model on, without sentinels.
-      vocab_size: of it; None: ByT5's tokenizer of bytes, which needs no training.
-    """
-    import tempfile
-
-    import sentencepiece
-    import transformers
-
-    directory = pathlib.Path(directory)
-    if (directory / "tokenizer_config.json").exists():
-        pass
-    elif vocab_size is None:
-        transformers.ByT5Tokenizer().save_pretrained(directory)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_prefix=f"{scratch}/spiece",
-                vocab_size=vocab_size,
-                model_type="unigram",
-                character_coverage=1.0,
-                pad_id=0,
-                eos_id=1,
-                unk_id=2,
-                bos_id=-1,
-                minloglevel=2,
-            )
-            tokenizer = transformers.T5Tokenizer.from_pretrained(scratch, extra_ids=0)
-            tokenizer.save_pretrained(directory)
-    return transformers.AutoTokenizer.from_pretrained(directory)

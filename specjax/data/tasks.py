@@ -96,20 +96,27 @@ _WMT14 = Task(
     {"train": "wmt/train*.{}", "validation": "wmt/newstest2013.{}", "test": "wmt/newstest2014.{}"},
     prepared.Dataset("wmt14_translate/de-en:1.0.0", "tensorflow_datasets.translate.wmt14"),
 )
-_MULTI30K = dataclasses.replace(
-    _WMT14,
-    files={
-        "train": "multi30k/train.{}",
-        "validation": "multi30k/val.{}",
-        "test": "multi30k/test_2016_flickr.{}",
-        "test_2017": "multi30k/test_2017_flickr.{}",
-    },
-    dataset=None,
-)
+
+
+def _english_to_german(**files: str) -> Task:
+    """The WMT task on other files."""
+    return dataclasses.replace(_WMT14, files=files, dataset=None)
 
 
 def _to_english(task: Task) -> Task:
     return dataclasses.replace(task, prefix="translate German to English: ", source="de", target="en")
+
+
+_MULTI30K = _english_to_german(
+    train="multi30k/train.{}",
+    validation="multi30k/val.{}",
+    test="multi30k/test_2016_flickr.{}",
+    test_2017="multi30k/test_2017_flickr.{}",
+)
+
+
+def _summaries(name: str, prefix: str) -> Task:
+    return Task(prefix, "document", "summary", _splits(f"summaries/{name}.SPLIT.jsonl"), metric="rouge")
 
 
 TASKS: Mapping[str, Task] = {
@@ -117,6 +124,22 @@ TASKS: Mapping[str, Task] = {
     "wmt14_de_en": _to_english(_WMT14),
     "multi30k_en_de": _MULTI30K,
     "multi30k_de_en": _to_english(_MULTI30K),
+    "tatoeba_en_de": _english_to_german(
+        train="en_de_more/tatoeba.train.{}",
+        validation="en_de_more/tatoeba.val.{}",
+        test="en_de_more/tatoeba.test.{}",
+    ),
+    # For training beside others: these have no held-out pairs of their own.
+    "europarl_en_de": _english_to_german(train="en_de_more/europarl*.train.{}"),
+    "wikipedia_en_de": _english_to_german(train="en_de_more/mlqe_pe.train.{}"),
+    "manuals_en_de": _english_to_german(train="en_de_more/docs_msdynamics.train.{}"),
+    # WMT's files without Tatoeba's sentences, which `tatoeba_en_de` has.
+    "news_en_de": _english_to_german(
+        train="wmt/train_[nw]*.{}", validation="wmt/newstest2013.{}", test="wmt/newstest2014.{}"
+    ),
+    "samsum": _summaries("samsum", "summarize: "),
+    "scitldr": _summaries("scitldr", "summarize: "),
+    "paper_titles": _summaries("paper_titles", "title: "),
     "cnn_dailymail": Task(
         "summarize: ",
         "article",

@@ -88,3 +88,16 @@ def test_a_trained_tokenizer_has_the_conventions_of_t5_and_is_read_back(tmp_path
     assert (len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, ids[-1]) == (30, 0, 1, 1)
     assert again("man läuft").input_ids == ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "man läuft"
+
+
+def test_a_trained_tokenizer_with_room_for_bytes_keeps_every_text(tmp_path):
+    """Characters that it never saw, braces, newlines and repeated blanks among them."""
+    random = np.random.default_rng(0)
+    letters = list("abcdefghijklmnopqrstuvwxyzäöüß")
+    lines = [" ".join("".join(random.choice(letters, 5)) for _ in range(8)) for _ in range(2000)]
+    tokenizer = data.load_or_train_tokenizer(tmp_path / "tokenizer", lines, vocab_size=1100)
+    unseen = ["Ärger Öl Übung", "def f(x):\n    return {1: '\\\\'} ~ ^ ` § < >", "😀 ñ", "a\n\nb  c", ""]
+    for text in [*unseen, lines[0]]:
+        ids = tokenizer(text).input_ids
+        assert tokenizer.unk_token_id not in ids and ids[-1] == 1
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text

@@ -69,7 +69,7 @@ def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
         "--learning_rate=3",
         "--decay=constant",
         "--patience=2",
-        "--bleu_examples=4",
+        "--num_decoded=4",
         "--num_accumulated=2",
         "--compute_dtype=bfloat16",
         "--export_by=loss",
@@ -79,9 +79,9 @@ def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     reports = [line for line in done.stdout.splitlines() if line.startswith("step ")]
-    losses = [float(line.split("validation loss ")[1].split()[0]) for line in reports]
+    losses = [float(line.split("validation loss multi30k_en_de ")[1].split()[0]) for line in reports]
     best = 2 * losses.index(min(losses)) + 2
-    assert len(reports) == best // 2 + 2 < 20 and "validation bleu" in reports[0]
+    assert len(reports) == best // 2 + 2 < 20 and "validation quality multi30k_en_de" in reports[0]
     assert "stopped: " in done.stdout and f"wrote step {best} to" in done.stdout
     config, exported = convert.load(tmp_path / "model", "float32")
     assert config.d_model == 16  # of --init_from, not of --d_model

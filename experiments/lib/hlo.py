@@ -1,0 +1,203 @@
+"""What a compiled program consists of, read in the text that XLA prints of it.
+
+`Module.loop` finds the loop over rounds, and within it the loop over drafted tokens. Which stage of a round
+an instruction belongs to stands in its metadata: `specjax.round` names the stages with `jax.named_scope`.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+# Neither work nor a launch: names, views, control, and the ends of what was started.
+_NO_KERNEL = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
+    "replica-id opt-barrier add-dependency async-update async-done copy-done all-reduce-done all-gather-done "
+    "collective-permute-done".split()
+)
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4}
+_BYTES |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8, "s4": 1, "u4": 1}
+_SHAPE = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"(?:body|condition|to_apply|true_computation|false_computation|calls)=%?([\w.\-]+)"
+    r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+      opcode: such as "fusion" or "all-reduce"; the start of an asynchronous one counts as the whole.
+      num_bytes: of its result.
+      called: computations that it runs; none of a fusion, which is one kernel.
+      op_name: where in the program it comes from, as in "jit(generate)/while/body/draft/...".
+      target: of a custom call.
+    """
+
+    opcode: str
+    num_bytes: int
+    called: tuple[str, ...]
+    op_name: str
+    target: str
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether a GPU launches something for it."""
+        return self.opcode not in _NO_KERNEL
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether devices exchange something."""
+        return self.opcode in COLLECTIVES
+
+    def is_in(self, stage: str) -> bool:
+        """Whether it belongs to a stage of the round."""
+        return f"/{stage}/" in self.op_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """The instructions that one iteration runs, those of loops inside it apart.
+
+    Attributes:
+      instructions: of body and condition; of alternatives (`lax.cond`) the longest.
+      inner: loops inside it.
+      op_name: of the loop itself.
+    """
+
+    instructions: tuple[Instruction, ...]
+    inner: tuple["Loop", ...]
+    op_name: str
+
+    @property
+    def num_kernels(self) -> int:
+        """Launches of one iteration, those of loops inside it not counted."""
+        return sum(one.is_kernel for one in self.instructions)
+
+    def everything(self) -> Iterator[Instruction]:
+        """Yields its instructions and those of the loops inside it, each once."""
+        yield from self.instructions
+        for loop in self.inner:
+            yield from loop.everything()
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A compiled program: computation -> its instructions, and the name of the one that is run."""
+
+    computations: dict[str, tuple[Instruction, ...]]
+    entry: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Module":
+        """Returns the program of `compiled.as_text()`."""
+        computations: dict[str, list[Instruction]] = {}
+        entry, current = "", ""
+        for line in text.splitlines():
+            if line.endswith("{") and not line.startswith(" ") and "->" in line:
+                is_entry = line.startswith("ENTRY ")
+                current = line.removeprefix("ENTRY ").split(" ", 1)[0].removeprefix("%")
+                entry = current if is_entry else entry
+                computations[current] = []
+            elif line.startswith(" ") and " = " in line and current:
+                computations[current].append(_instruction(line))
+        return cls({name: tuple(found) for name, found in computations.items()}, entry)
+
+    def rounds(self) -> Loop:
+        """Returns the loop over rounds: the longest of the outermost ones.
+
+        Raises:
+          ValueError: the program has no loop.
+        """
+        loops = self._run(self.entry)[1]
+        if not loops:
+            raise ValueError("the compiled program has no loop: is it one of `specjax.decode.generate`?")
+        return max(loops, key=lambda loop: sum(1 for _ in loop.everything()))
+
+    def _run(self, name: str) -> tuple[list[Instruction], list[Loop]]:
+        """Returns what running a computation runs, and the loops in it."""
+        instructions: list[Instruction] = []
+        loops: list[Loop] = []
+        for one in self.computations[name]:
+            instructions.append(one)
+            parts = [self._run(called) for called in one.called if called in self.computations]
+            if one.opcode == "while":
+                inside = [found for part, _ in parts for found in part]
+                inner = [loop for _, part in parts for loop in part]
+                loops.append(Loop(tuple(inside), tuple(inner), one.op_name))
+                continue
+            if one.opcode == "conditional" and parts:
+                parts = [max(parts, key=lambda part: len(part[0]) + sum(1 for _ in _all(part[1])))]
+            for part, inner in parts:
+                instructions += part
+                loops += inner
+        return instructions, loops
+
+
+def draft_loops(rounds: Loop) -> list[Loop]:
+    """Returns the loops over drafted tokens: those of the draft stage."""
+    return [loop for loop in rounds.inner if "/draft/" in loop.op_name]
+
+
+def names(instructions: Iterator[Instruction] | list[Instruction]) -> str:
+    """Returns opcodes (and the targets of custom calls) with their counts, the most frequent first."""
+    counts = collections.Counter(one.target or one.opcode for one in instructions)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
+def _all(loops: list[Loop]) -> Iterator[Instruction]:
+    for loop in loops:
+        yield from loop.everything()
+
+
+def _instruction(line: str) -> Instruction:
+    """Returns the instruction of a line `%name = type opcode(operands), attributes`."""
+    _, _, rest = line.partition(" = ")
+    end = _end_of_type(rest)
+    shape, (opcode, _, _) = rest[:end], rest[end:].strip().partition("(")
+    called: tuple[str, ...] = ()
+    if opcode != "fusion":
+        found = [one or several for one, several in _CALLED.findall(rest[end:])]
+        called = tuple(name.strip().removeprefix("%") for text in found for name in text.split(","))
+    if opcode not in ("while", "conditional", "call") and not opcode.startswith("async"):
+        called = ()  # the sum of a reduction, the comparison of a sort
+    op_name = re.search(r'op_name="([^"]*)"', rest)
+    target = re.search(r'custom_call_target="([^"]*)"', rest)
+    num_bytes = sum(_BYTES.get(kind, 1) * _product(dimensions) for kind, dimensions in _SHAPE.findall(shape))
+    return Instruction(
+        opcode.removesuffix("-start"),
+        num_bytes,
+        called,
+        op_name[1] if op_name else "",
+        target[1] if target else "",
+    )
+
+
+def _end_of_type(text: str) -> int:
+    """Returns where the type at the start of a text ends: a tuple's holds blanks."""
+    if not text.startswith("("):
+        return text.index(" ")
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return i + 1
+    return len(text)
+
+
+def _product(dimensions: str) -> int:
+    total = 1
+    for number in filter(None, dimensions.split(",")):
+        total *= int(number)
+    return total
