@@ -231,7 +231,7 @@ def main(console: Console) -> None:
     temperatures = parse.numbers("temperature", _TEMPERATURE.value)
     configs = [options.config(t, _MAX_NEW_TOKENS.value, _SEED.value) for t in temperatures]
     for config in configs:
-        config.lay_out(1)
+        config.to_options(1)
     target, draft = load(console, mesh)
     sources = [_PREFIX.value + line for line in lines if line.strip()]
     if len(sources) < len(lines):

@@ -47,15 +47,15 @@ class StoredCache(struct.PyTreeNode):
 class StoredNetwork(Network):
     """A network without the work: calls read from `logits` `[B, NUM_STORED, V]`."""
 
-    logits: jax.Array
+    stored: jax.Array
     encoded_width: int = struct.field(pytree_node=False)
 
     @property
     def vocab_size(self) -> int:
-        return self.logits.shape[-1]
+        return self.stored.shape[-1]
 
     def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
-        return jnp.zeros((*source_ids.shape, self.encoded_width), self.logits.dtype)
+        return jnp.zeros((*source_ids.shape, self.encoded_width), self.stored.dtype)
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> StoredCache:
         return StoredCache(jnp.zeros(len(encoded), jnp.int32), jnp.zeros((), jnp.int32))
@@ -65,13 +65,13 @@ class StoredNetwork(Network):
     ) -> tuple[jax.Array, jax.Array, StoredCache]:
         num_new = tokens.shape[1]
         start = cache.calls % (NUM_STORED - num_new)
-        logits = jax.lax.dynamic_slice_in_dim(self.logits, start, num_new, axis=1)
-        features = jnp.full((*tokens.shape, self.encoded_width), start, self.logits.dtype)
+        logits = jax.lax.dynamic_slice_in_dim(self.stored, start, num_new, axis=1)
+        features = jnp.full((*tokens.shape, self.encoded_width), start, self.stored.dtype)
         return logits, features, StoredCache(cache.length + num_new, cache.calls + 1)
 
-    def head(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: jax.Array) -> jax.Array:
         start = features[0, 0, 0].astype(jnp.int32)
-        return jax.lax.dynamic_slice_in_dim(self.logits, start, features.shape[1], axis=1)
+        return jax.lax.dynamic_slice_in_dim(self.stored, start, features.shape[1], axis=1)
 
 
 def accept_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
@@ -79,15 +79,15 @@ def accept_again(sampled: bool, program: Program, state: LoopState) -> LoopState
     context, k, draws = state.context, program.num_draft, decode.round_draws(state, sampled)
     tokens, _ = context.last_tokens(k)
     tokens = jnp.minimum(tokens + state.cache.calls, program.target.vocab_size - 1)
-    q = jax.nn.softmax(program.drafter.network.logits[:, :k]) if sampled else None  # once: it does not change
+    q = jax.nn.softmax(program.drafter.network.stored[:, :k]) if sampled else None  # once: it does not change
     draft = Draft(tokens, jnp.full_like(context.length, k), q)
     logits, _, cache = program.target.decode(state.cache, jnp.pad(tokens, ((0, 0), (1, 0))))
     history = sampling.history(context, tokens, tree_lib.before(draft))
     if draws is None:
-        target_ids = sampling.argmax(sampling.adjust(logits, context.options, history))
+        target_ids = sampling.argmax(sampling.adjust_logits(logits, context.options, history))
         result = acceptance.match_argmax(draft, target_ids)
     else:
-        result = program.rule(draws, draft, sampling.process(logits, context.options, history))
+        result = program.rule(draws, draft, sampling.distribution(logits, context.options, history))
     used = result.num_accepted.sum() + result.next_token.sum()  # so that nothing is left out
     return state.replace(
         cache=cache.replace(length=state.cache.length),

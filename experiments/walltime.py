@@ -9,14 +9,15 @@ step), o (the rest of a round), both over a decoding step, and the speed-up at e
 measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 from rich.console import Console
 
-from experiments.lib import measure, parse, results, start, synthetic
+from experiments.lib import measure, memory_floor, parse, results, start, synthetic
 from specjax import acceptance, analysis, drafters
 from specjax.decode import Request
 from specjax.models import t5
@@ -28,7 +29,9 @@ _TARGET = flags.DEFINE_string(
 _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")
 _NUM_DRAFT = flags.DEFINE_list("num_draft", ["5"], "Each K at which they are.")
-_NUM_NEW = flags.DEFINE_integer("max_num_new", 16, "Target calls on 1 to so many tokens.", lower_bound=1)
+_NUM_NEW = flags.DEFINE_list(
+    "num_new", list(map(str, range(1, 17))), "Tokens of the target calls that are timed, each a program."
+)
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
 _NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of a run.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
@@ -52,16 +55,16 @@ def build(target: Network, drafter: Any = None, rule: Any = acceptance.speculati
 
 def verify_curve(request: Request) -> list[dict[str, Any]]:
     """Returns v(N - 1) for each N, the tokens of a target call."""
-    costs = measure.verify_costs(request, True, range(_NUM_NEW.value), repeats=_REPEATS.value)
+    lengths = [1, *parse.counts("num_new", _NUM_NEW.value)]
+    costs = measure.verify_costs(request, True, [n - 1 for n in lengths], repeats=_REPEATS.value)
     return [{"num_new": k + 1, "verify_cost": cost / costs[0]} for k, cost in costs.items()]
 
 
 def forced_rows(
     console: Console, target: Network, name: str, draft: t5.T5Network, alphas: list[float], lengths: list[int]
-) -> list[dict[str, Any]]:
-    """Returns the rows of one draft at every K of `lengths` and every alpha."""
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one draft at every K of `lengths` and every alpha, as they are measured."""
     plain, num_rows = build(target), _NUM_RUNS.value * _BATCH_SIZE.value
-    rows = []
     for k in lengths:
         drafter = drafters.ModelDrafter(draft, k)
         forced = {alpha: synthetic.Forced(acceptance.speculative, alpha) for alpha in alphas}
@@ -73,8 +76,18 @@ def forced_rows(
             row = {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": k}
             row |= {**timing.row(), **timing.parts_row(costs, k), "predicted_speedup_paper": float(paper)}
             row |= {"dtype": draft.config.dtype, "batch_size": _BATCH_SIZE.value, **peak_memory()}
-            rows.append(row)
-    return rows
+            yield row | bandwidth(target, timing)
+
+
+def bandwidth(target: Any, timing: measure.Timing) -> dict[str, float]:
+    """Returns how fast autoregressive decoding reads its weights, and the share of what this device can."""
+    sizes = dict(num_new=1, batch_size=_BATCH_SIZE.value, num_source=_SOURCE.value, num_cached=0)
+    itemsize = target.params["embedding"].dtype.itemsize
+    read = analysis.decoder_call(target.config, **sizes, bytes_per_number=itemsize).weights
+    ms_per_row = float(np.median(timing.ms_per_token(measure.PLAIN)))
+    reached = read / (1e-3 * ms_per_row * _BATCH_SIZE.value)
+    share = reached / memory_floor.read_bandwidth(memory_floor.NUM_BYTES)
+    return {"weights_gb_per_s": reached / 1e9, "share_of_bandwidth": share}
 
 
 def peak_memory() -> dict[str, int]:
@@ -113,14 +126,17 @@ def main(console: Console) -> None:
         target = jax.block_until_ready(synthetic.network(config, 0))
     millions = measure.num_params(target) / 1e6
     console.print(f"{_TARGET.value}: {millions:.1f} M parameters, {config.dtype}, {results.hardware()}")
-    with console.status(f"calls on 1 to {_NUM_NEW.value} tokens, a program to compile for each"):
+    with console.status(f"calls on {', '.join(_NUM_NEW.value)} tokens, a program to compile for each"):
         curve = verify_curve(build(target)[0])
     results.show_lines(console, "a target call on N tokens over a call on one", curve)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for seed, (name, shape) in enumerate(shapes.items(), 1):
-        rows += forced_rows(console, target, name, synthetic.network(shape, seed), alphas, lengths)
+        for row in forced_rows(console, target, name, synthetic.network(shape, seed), alphas, lengths):
+            rows.append(row)
+            if _OUTPUT.value:  # kept as they come: a time limit may end the run
+                results.write(_OUTPUT.value, "walltime", [*curve, *rows])
     if rows:
-        results.show_lines(console, "forced acceptance: a benchmark, not a sampler", rows)
+        results.show(console, "forced acceptance: a benchmark, not a sampler", rows)
     results.save(console, _OUTPUT.value, "walltime", [*curve, *rows], lambda: plot(curve, rows))
 
 

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Checks specjax on the accelerator of this machine in one run of at most eight minutes: prints
-# one table and writes results.json into DIR.
+# Collects what can be known of specjax on the accelerator of this machine, in at most eight minutes.
 #
 #   bash scripts/gpu_check.sh DIR
-#   PYTHON=python3.12 bash scripts/gpu_check.sh DIR   the Python to use; it must have jax and flax
+#   PYTHON=python3.12 bash scripts/gpu_check.sh DIR    the Python to use; it must have jax and flax
+#   SMALL=1 bash scripts/gpu_check.sh DIR              the same steps on small shapes, to try the script itself
+#
+# The steps, in this order: greedy tokens of the shipped pair beside the CPU's; T5 v1.1 XXL with T5-small, batch 1
+# (ms a token, share of bandwidth, v, c, speed-up at forced acceptance); a profile of its rounds; the same with
+# loops in command buffers; a draft of one layer; batch 8 and 32; XL; large. Each writes DIR/STEP/results.json as
+# its rows are measured, and DIR/steps.md says which steps ended, ran out of time or were not reached.
 #
 # Uses no network and installs nothing: specjax is read from the repository. Meant to run on newer
 # releases than the tests do (jax 0.11 on Python 3.12) and without tensorflow-datasets and grain.
 set -euo pipefail
 
 if [ "$#" -ne 1 ] || [ -z "$1" ]; then
-  echo "gpu_check.sh: name the directory for results.json, as in: bash scripts/gpu_check.sh /tmp/check" >&2
+  echo "gpu_check.sh: name the directory for the results, as in: bash scripts/gpu_check.sh /tmp/check" >&2
   exit 2
 fi
 mkdir -p -- "$1"
@@ -19,13 +24,64 @@ root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 cd -- "$root"
 
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
-status=0
-timeout 480 "${PYTHON:-python}" -m experiments.generate \
-  --flagfile=configs/demo.flags --output="$output" || status=$?
-if [ "$status" -eq 124 ]; then
-  echo "gpu_check.sh: stopped after eight minutes, before the run had ended" >&2
-elif [ "$status" -eq 0 ] && [ ! -s "$output/results.json" ]; then
-  echo "gpu_check.sh: the run ended well but wrote no $output/results.json" >&2
-  status=1
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$(mktemp -d)}"
+deadline=$((SECONDS + ${SECONDS_IN_ALL:-460}))
+report="$output/steps.md"
+printf '| step | state | seconds |\n| --- | --- | --- |\n' > "$report"
+
+if [ "${SMALL:-0}" = 1 ]; then
+  xxl=(--target=2x128 --draft=1x64) xl=(--target=2x96 --draft=1x64) large=(--target=1x96 --draft=1x64)
+  shallow=(--target=2x128 --draft=1x32) quick=(--num_runs=1 --repeats=2 --max_new_tokens=16)
+else
+  xxl=(--target=t5-v1_1-xxl --draft=t5-small) xl=(--target=t5-v1_1-xl --draft=t5-small)
+  large=(--target=t5-v1_1-large --draft=t5-small) shallow=(--target=t5-v1_1-xxl --draft=1x512) quick=()
 fi
-exit "$status"
+
+# XLA records loops of kernels as CUDA graphs, which are launched at once; without WHILE and CONDITIONAL the
+# loop over drafted tokens launches every kernel from the host.
+buffers="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
+
+failed=0
+step() { # NAME EXPERIMENT FLAGS...: one step, while there is time
+  local name="$1" experiment="$2" started="$SECONDS" left=$((deadline - SECONDS)) state=ended status=0
+  shift 2
+  if [ "$left" -lt 10 ]; then
+    printf '| %s | not reached | |\n' "$name" >> "$report"
+    return
+  fi
+  echo "gpu_check.sh: $name ($left s left)"
+  timeout "$left" "${PYTHON:-python}" -m "experiments.$experiment" "$@" --output="$output/$name" || status=$?
+  if [ "$status" -eq 124 ]; then
+    state="ran out of time; rows measured before are kept"
+  elif [ "$status" -ne 0 ]; then
+    state="failed with exit status $status" failed=1
+  fi
+  printf '| %s | %s | %d |\n' "$name" "$state" "$((SECONDS - started))" >> "$report"
+}
+
+measured() { # NAME FLAGS...: a step of experiments.walltime
+  local name="$1"
+  shift
+  step "$name" walltime --flagfile=configs/gpu_check.flags "$@" "${quick[@]}"
+}
+
+with_buffers() { # the rest of the line, with loops in command buffers; a CPU has none and knows no such flags
+  if "${PYTHON:-python}" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
+    XLA_FLAGS="${XLA_FLAGS:-} $buffers" "$@"
+  else
+    "$@"
+  fi
+}
+
+step tokens device_check --part=tokens
+measured xxl "${xxl[@]}"
+step profile device_check --part=profile "${xxl[@]}"
+with_buffers measured command_buffers "${xxl[@]}"
+measured shallow_draft "${shallow[@]}"
+measured batch_8 "${xxl[@]}" --batch_size=8
+measured batch_32 "${xxl[@]}" --batch_size=32
+measured xl "${xl[@]}"
+measured large "${large[@]}"
+
+cat -- "$report"
+exit "$failed"

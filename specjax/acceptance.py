@@ -47,8 +47,11 @@ class Speculative(AcceptanceRule):
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
         """See the class."""
         if draft.tree is not None:
-            return multi_round(draws, draft, target_probs)
+            return MultiRound()(draws, draft, target_probs)
         return _token_wise(draws, draft, target_probs, lenience=1.0)
+
+
+speculative = Speculative()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +94,58 @@ def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: f
     probability = p / jnp.where(q > 0, lenience * q, 1.0)  # above 1: always accepted
     accepted = draws.accept(Stream.ACCEPT.at(jnp.arange(num_draft)), probability)
     num_accepted = leading_run(accepted, draft.num_drafted)
-    next_token = draws.choose(Stream.NEXT.at(0), _next_weights(draft, target_probs, num_accepted))
+    next_token = draws.choose(Stream.NEXT.at(0), next_weights(draft, target_probs, num_accepted))
     return AcceptanceResult(num_accepted, next_token)
+
+
+def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
+    """How many of the first `num_drafted` `[B]` entries of `accepted` `[B, K]` precede a False."""
+    proposed = jnp.arange(accepted.shape[1])[None, :] < num_drafted[:, None]
+    return jnp.cumprod((accepted & proposed).astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
+
+
+def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:
+    """q of a chain, `[B, K, V]`: one-hot where drafts are deterministic."""
+    if draft.probs is not None:
+        return draft.probs
+    return jax.nn.one_hot(draft.tokens, like.shape[-1], dtype=like.dtype)
+
+
+def next_weights(
+    draft: Draft, target_probs: jax.Array, num_accepted: jax.Array, ratio: jax.Array | None = None
+) -> jax.Array:
+    """Weights `[B, V]` of the token after the accepted ones of a chain.
+
+    The residual max(ratio p - q, 0), or p for the bonus; `ratio` `[B]` is the joint ratio of block
+    verification, None the 1 of the token-wise rule.
+    """
+    target = _at_position(target_probs, num_accepted)
+    num_draft = draft.tokens.shape[1]
+    if num_draft == 0:
+        return target
+    index = jnp.minimum(num_accepted, num_draft - 1)
+    if draft.probs is None:
+        drafted = jax.nn.one_hot(_at_position(draft.tokens, index), target.shape[-1], dtype=target.dtype)
+    else:
+        drafted = _at_position(draft.probs, index)
+    was_rejected = num_accepted < draft.num_drafted
+    return sampling.residual(target, jnp.where(was_rejected[:, None], drafted, 0.0), ratio)
+
+
+def _at_drafts(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """p and q `[B, K]` of each draft of a chain."""
+    p = _at_tokens(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    return p, jnp.ones_like(p) if draft.probs is None else _at_tokens(draft.probs, draft.tokens)
+
+
+def _at_tokens(probs: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Probabilities `[B, K]` of `tokens` `[B, K]` under `probs` `[B, K, V]`."""
+    return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+
+
+def _at_position(values: jax.Array, position: jax.Array) -> jax.Array:
+    """Each row's entry `[B, ...]` of `values` `[B, N, ...]` at its `position` `[B]`."""
+    return values[jnp.arange(values.shape[0]), position]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +175,11 @@ class Block(AcceptanceRule):
         positions = jnp.arange(1, num_draft + 1)[None, :]
         kept = kept & (positions <= draft.num_drafted[:, None])
         num_accepted = jnp.where(kept, positions, 0).max(axis=1, initial=0).astype(jnp.int32)
-        weights = _next_weights(draft, target_probs, num_accepted, _at_position(b, num_accepted))
+        weights = next_weights(draft, target_probs, num_accepted, _at_position(b, num_accepted))
         return AcceptanceResult(num_accepted, draws.choose(Stream.NEXT.at(0), weights))
+
+
+block = Block()
 
 
 def _block_chances(draft: Draft, target_probs: jax.Array, b: jax.Array) -> jax.Array:
@@ -210,6 +266,9 @@ class MultiRound(AcceptanceRule):
         return AcceptanceResult(walk.num_accepted, draws.choose(Stream.NEXT.at(0), walk.p), path)
 
 
+multi_round = MultiRound()
+
+
 def _start(draft: Draft, target_probs: jax.Array) -> _Walk:
     zero = jnp.zeros_like(draft.num_drafted)
     q = None if draft.probs is None or not draft.tokens.shape[1] else draft.probs[:, 0]
@@ -262,7 +321,11 @@ class Typical(AcceptanceRule):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(AcceptanceRule):
-    """Every lossless rule at temperature 0, where p is one-hot; it is no sampler above."""
+    """What every lossless rule is at temperature 0, where p is one-hot; it is no sampler above.
+
+    For callers who want to state that nothing is sampled: a temperature above 0 is then refused. The greedy
+    program itself calls `match_argmax`.
+    """
 
     is_lossless = True
     verifies_trees = True
@@ -272,6 +335,9 @@ class Greedy(AcceptanceRule):
         """See the class; nothing is drawn."""
         del draws
         return match_argmax(draft, sampling.argmax(target_probs))
+
+
+greedy = Greedy()
 
 
 def match_argmax(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
@@ -303,60 +369,3 @@ def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Acceptan
         found = on_path[:, None] & (depth[:, None] == wanted)
         path = jnp.where(found, jnp.arange(depth.shape[1])[None, None, :], 0).sum(-1, dtype=jnp.int32)
     return AcceptanceResult(num_accepted, _at_position(target_ids, last), path)
-
-
-# A rule is compared by value; these are the ones without numbers.
-speculative, block, multi_round, greedy = Speculative(), Block(), MultiRound(), Greedy()
-
-
-# ---- pieces
-
-
-def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
-    """How many of the first `num_drafted` `[B]` entries of `accepted` `[B, K]` precede a False."""
-    proposed = jnp.arange(accepted.shape[1])[None, :] < num_drafted[:, None]
-    return jnp.cumprod((accepted & proposed).astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
-
-
-def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:
-    """q of a chain, `[B, K, V]`: one-hot where drafts are deterministic."""
-    if draft.probs is not None:
-        return draft.probs
-    return jax.nn.one_hot(draft.tokens, like.shape[-1], dtype=like.dtype)
-
-
-def _next_weights(
-    draft: Draft, target_probs: jax.Array, num_accepted: jax.Array, ratio: jax.Array | None = None
-) -> jax.Array:
-    """Weights `[B, V]` of the token after the accepted ones of a chain.
-
-    The residual max(ratio p - q, 0), or p for the bonus; `ratio` `[B]` is the joint ratio of block
-    verification, None the 1 of the token-wise rule.
-    """
-    target = _at_position(target_probs, num_accepted)
-    num_draft = draft.tokens.shape[1]
-    if num_draft == 0:
-        return target
-    index = jnp.minimum(num_accepted, num_draft - 1)
-    if draft.probs is None:
-        drafted = jax.nn.one_hot(_at_position(draft.tokens, index), target.shape[-1], dtype=target.dtype)
-    else:
-        drafted = _at_position(draft.probs, index)
-    was_rejected = num_accepted < draft.num_drafted
-    return sampling.residual(target, jnp.where(was_rejected[:, None], drafted, 0.0), ratio)
-
-
-def _at_drafts(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """p and q `[B, K]` of each draft of a chain."""
-    p = _at_tokens(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
-    return p, jnp.ones_like(p) if draft.probs is None else _at_tokens(draft.probs, draft.tokens)
-
-
-def _at_tokens(probs: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Probabilities `[B, K]` of `tokens` `[B, K]` under `probs` `[B, K, V]`."""
-    return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
-
-
-def _at_position(values: jax.Array, position: jax.Array) -> jax.Array:
-    """Each row's entry `[B, ...]` of `values` `[B, N, ...]` at its `position` `[B]`."""
-    return values[jnp.arange(values.shape[0]), position]

@@ -61,7 +61,7 @@ def generate(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    rows = _lay_out(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
+    rows = _check_call(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
     width = data.bucket(max(map(len, rows.sources)), data.SOURCE_BUCKETS)
     request = rows.request(width, range(len(rows.sources)))
     generation = decode.generate_requested(request, on_round, rows.stop_at)
@@ -106,7 +106,7 @@ def generate_all(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    rows = _lay_out(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
+    rows = _check_call(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
     _check_count("batch_size", batch_size)
     if num_refilled is None:
         num_refilled = corpus.default_refill_size(batch_size, target.mesh)
@@ -135,7 +135,11 @@ def generate_all(
     return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(lengths))])
 
 
-class _Rows(NamedTuple):
+# What else the functions above take, for suggestions.
+_ALSO = ("num_samples", "decoder_prefix", "truncate", "on_round", "batch_size", "journal", "on_progress")
+
+
+class _CheckedCall(NamedTuple):
     """A checked call: one row for each prompt and sample, samples of a prompt side by side.
 
     Attributes:
@@ -193,7 +197,7 @@ class _Rows(NamedTuple):
         }
 
 
-def _lay_out(
+def _check_call(
     target: Model,
     prompts: Sequence[str],
     drafter: Drafter | None,
@@ -203,15 +207,15 @@ def _lay_out(
     decoder_prefix: str | Sequence[str] | None,
     truncate: bool,
     options: dict[str, Any],
-) -> _Rows:
+) -> _CheckedCall:
     """Checks the arguments that `generate` and `generate_all` share; see there."""
-    config = decode.resolve(config, options)
+    config = decode.resolve(config, options, _ALSO)
     prompts = texts.check_prompts(prompts)
     check_loaded(target)
     if isinstance(drafter, Drafter):
         texts.check_vocabularies(target.network.vocabulary, drafter.vocabulary)
     _check_count("num_samples", num_samples)
-    config.lay_out(len(prompts))  # one per prompt, not per sample
+    config.to_options(len(prompts))  # one per prompt, not per sample
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
     config = dataclasses.replace(config, max_new_tokens=limit)
     sources = texts.source_ids(target.tokenizer, prompts, truncate)
@@ -219,7 +223,7 @@ def _lay_out(
         target.tokenizer, decoder_prefix, len(prompts), target.network.start_id, target.network.pad_id
     )
     of_row = np.repeat(np.arange(len(prompts)), num_samples)
-    return _Rows(
+    return _CheckedCall(
         target,
         drafter,
         rule,

@@ -40,7 +40,7 @@ class Cache(struct.PyTreeNode):
 
 
 def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool = False) -> jax.Array:
-    """Writes each row's new entries at that row's own start.
+    """Writes each row's new entries at that row's own start; the cache's `length` is not part of it.
 
     Args:
       buffer: `[B, H, T, D]`, or `[B, H, D, T]` where `slots_last`: values or keys of one layer.
@@ -48,9 +48,13 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool 
       start: `[B] int32` slot of each row's first new token.
 
     Returns:
-      The buffer. Entries that would fall beyond slot T - 1 are dropped: a write is never moved to
-      fit (which is what `dynamic_update_slice` would do, over earlier entries).
+      The buffer. Entries that would fall beyond slot T - 1 are dropped; the caller sees to it that there are
+      none where B is 1, for which the write is moved to fit.
     """
+    if buffer.shape[0] == 1:  # one slice in place, where a scatter would be four kernels
+        entries = new.transpose(0, 2, 3, 1) if slots_last else new.swapaxes(1, 2)
+        slot_axis = 3 if slots_last else 2
+        return jax.lax.dynamic_update_slice_in_dim(buffer, entries.astype(buffer.dtype), start[0], slot_axis)
     return write_at(buffer, new, start[:, None] + jnp.arange(new.shape[1])[None, :], slots_last)
 
 
@@ -67,7 +71,10 @@ def write_at(buffer: jax.Array, new: jax.Array, slots: jax.Array, slots_last: bo
 
 
 def rollback(cache: Cache, length: jax.Array) -> Cache:
-    """Forgets every token at or beyond `length` `[B] int32`. Moves no data."""
+    """Forgets every token at or beyond `length` `[B] int32`. Moves no data.
+
+    `length` must not be above the cache's own, or garbage would be seen: see `trim`.
+    """
     return cache.replace(length=length)
 
 

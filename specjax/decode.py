@@ -7,7 +7,7 @@ Axes: B rows, K drafts, V vocabulary, T token slots, S source length, P width of
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -106,6 +106,12 @@ def generate(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
+    config = resolve(config, options, ("prefix", "prefix_length", "length_bucket", "on_round", "stop_at"))
+    if config.stop_strings:
+        raise ValueError(
+            f"`stop` needs a tokenizer, got {config.stop!r} at token level; pass `stop_at`, or use "
+            "specjax.generate"
+        )
     request = prepare(
         target,
         source_ids,
@@ -116,7 +122,6 @@ def generate(
         prefix=prefix,
         prefix_length=prefix_length,
         length_bucket=length_bucket,
-        **options,
     )
     return generate_requested(request, on_round, stop_at)
 
@@ -145,7 +150,8 @@ def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 
 
     def loop(sampled: bool, state: LoopState) -> LoopState:
         body = functools.partial(step, program, sampled=sampled)
-        return jax.lax.while_loop(lambda state: state.running.sum() > max_running, body, state)
+        with jax.named_scope("sampled" if sampled else "greedy"):
+            return jax.lax.while_loop(lambda state: state.running.sum() > max_running, body, state)
 
     any_sampled = ~sampling.is_greedy(state.context.options.temperature).all()
     return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
@@ -256,18 +262,18 @@ def prepare(
     limit = per_row("max_new_tokens", config.max_new_tokens, num_rows, jnp.int32)
     bucket = _check_bucket(config.max_new_tokens, length_bucket)
     eos_ids = _check_eos_ids(target, config)
-    laid_out = config.lay_out(num_rows, eos_ids, target.num_ids)
+    row_options = config.to_options(num_rows, eos_ids, target.num_ids)
     if drafter is not None:
         _check_drafter(target, drafter)
         target = target.with_features(drafter.feature_layers)
-    rule = _check_rule(rule, drafter, laid_out.temperature)
-    prefix, prefix_length = _lay_out_prefix(prefix, prefix_length, num_rows, target.start_id)
+    rule = _check_rule(rule, drafter, row_options.temperature)
+    prefix, prefix_length = _check_prefix(prefix, prefix_length, num_rows, target.start_id)
     inputs = dict(
         source_ids=jnp.asarray(source_ids, jnp.int32),
         source_mask=jnp.asarray(source_mask, bool),
         prefix=prefix,
         prefix_length=prefix_length,
-        options=laid_out,
+        options=row_options,
         limit=jnp.minimum(limit, bucket),  # a traced one may be over it
         seeds=row_seeds(config.seed, num_rows),
     )
@@ -276,16 +282,20 @@ def prepare(
     return Request(Program(target, drafter, rule, bucket, prefix.shape[1], eos_ids), inputs)
 
 
-def resolve(config: GenerationConfig | None, options: dict[str, Any]) -> GenerationConfig:
+def resolve(
+    config: GenerationConfig | None, options: dict[str, Any], also: Sequence[str] = ()
+) -> GenerationConfig:
     """Returns `config`, or the defaults, with `options` in place of its own.
+
+    Args:
+      also: the caller's own arguments, for suggestions.
 
     Raises:
       ValueError: it is none, or an option that does not exist.
     """
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(f"`config` must be a GenerationConfig, got {config!r:.80}")
-    also = ("drafter", "rule", "num_samples", "decoder_prefix", "truncate", "on_round")
-    return (config or GenerationConfig()).updated(options, also)
+    return (config or GenerationConfig()).updated(options, ("drafter", "rule", *also))
 
 
 def _check_sources(source_ids: Any, source_mask: Any) -> int:
@@ -355,7 +365,7 @@ def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: jax.
     return acceptance.speculative if drafter is None else rule
 
 
-def _lay_out_prefix(
+def _check_prefix(
     prefix: Any, prefix_length: Any, num_rows: int, start_id: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns `[B, P]` and `[B]`, checked."""

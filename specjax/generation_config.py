@@ -52,7 +52,7 @@ class GenerationConfig:
       stop: a text or texts that end a row, at the token that completes one (needs a tokenizer).
 
     >>> config = GenerationConfig(temperature=[0.0, 0.5], top_p=0.9)  # one row greedy, one sampled
-    >>> config.lay_out(2).temperature.tolist(), config.lay_out(2).top_k
+    >>> config.to_options(2).temperature.tolist(), config.to_options(2).top_k
     ([0.0, 0.5], None)
     """
 
@@ -83,8 +83,8 @@ class GenerationConfig:
             raise ValueError("; ".join(_unknown(name, [*known, *also]) for name in unknown))
         return dataclasses.replace(self, **options)
 
-    def lay_out(self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None) -> Options:
-        """Returns what `sampling.process` reads, checked, one entry per row.
+    def to_options(self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None) -> Options:
+        """Returns what `sampling.distribution` reads, checked, one entry per row.
 
         Args:
           num_rows: B.

@@ -1,8 +1,18 @@
 """One round of speculative decoding: draft, verify, accept, truncate, commit.
 
-`one_round` is algorithm 1 of Leviathan et al. 2023 for a batch whose rows advance independently; it reads
-from top to bottom. Autoregressive decoding is the same round with K = 0: the target call takes one token,
-and the rule draws from p.
+`one_round` and `verify_and_commit` below it are algorithm 1 of Leviathan et al. 2023 for a batch whose rows
+advance independently; K is the paper's gamma.
+
+| algorithm 1 | here |
+| --- | --- |
+| sample gamma guesses from Mq | `_propose`: `ModelDrafter.propose`, a scan in `chain.draft_chain` |
+| run Mp in parallel | `program.target.decode` on the last committed token and all drafts |
+| n, the guesses before the first rejection | `acceptance.Speculative`, `acceptance.leading_run` |
+| p' = norm(max(0, p - q)) at a rejection | `acceptance.next_weights`, `sampling.residual` |
+| return prefix + guesses 1..n + one token from p' | `_truncate`, then the commit |
+
+Autoregressive decoding is the same round with K = 0: the target call takes one token, and the rule draws
+from p.
 
 Axes: B rows, N drafted tokens, D most of them that can be accepted (N = D = K for a chain), V
 vocabulary, T token slots, S source length, P width of the decoder prefix.
@@ -17,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import acceptance, sampling
+from specjax import acceptance, sampling, sharding
 from specjax import cache as cache_lib
 from specjax import tree as tree_lib
 from specjax.types import (
@@ -129,6 +139,9 @@ class Stats(struct.PyTreeNode):
 class LoopState(struct.PyTreeNode):
     """What the next round needs.
 
+    A row that has ended is fed on until the loop ends: its length stands still, and whatever is written for
+    it lies at or beyond its root.
+
     Attributes:
       context: committed ids and the source; see `types.Context`.
       cache: the target's cache, which holds all committed ids but the last.
@@ -220,71 +233,74 @@ def one_round(program: Program, state: LoopState, draws: Draws | None) -> LoopSt
       state: the state before the round.
       draws: this round's randomness, or None for the greedy program.
     """
-    context = state.context
-    root = context.length - 1  # slot and position of the last committed token
-
     # 1. Draft: the drafter proposes up to N tokens for every row, each row as many as it has use for.
     with jax.named_scope("draft"):
         draft, drafter_state = _propose(program, state, draws)
+    state = state.replace(drafter_state=drafter_state)
+    # 2. to 5. The target call is as narrow as what was drafted allows; each width is a branch of the program.
+    rest = [functools.partial(verify_and_commit, program, width, draws) for width in program.call_widths]
+    if len(rest) == 1:
+        return rest[0](state, draft)
+    too_narrow = jnp.asarray(program.call_widths[:-1]) < draft.num_drafted.max()
+    return jax.lax.switch(too_narrow.sum(), rest, state, draft)
 
-    def complete(width: int) -> LoopState:
-        """Completes the round with a target call that has room for `width` drafts."""
-        # 2. Verify: the target scores the last committed token and all drafts in one call.
-        with jax.named_scope("verify"):
-            narrow = draft.narrow(width)
-            new_tokens = jnp.concatenate([context.window(root, 1), narrow.tokens], axis=1)
-            layout = None if narrow.tree is None else tree_lib.layout(narrow.tree, root, program.num_slots)
-            logits, features, cache = program.target.decode(state.cache, new_tokens, layout)
 
-        # 3. Accept: the rule keeps a path of the drafts and chooses the token after it.
-        with jax.named_scope("accept"):
-            candidates = narrow.candidates
-            scores = logits[:, : candidates.tokens.shape[1] + 1]
-            history = sampling.history(context, candidates.tokens, tree_lib.before(candidates))
-            if draws is None:
-                target_probs = None
-                target_ids = sampling.argmax(sampling.adjust(scores, context.options, history))
-                result = acceptance.match_argmax(candidates, target_ids)
-            else:
-                target_probs = sampling.process(scores, context.options, history)
-                result = program.rule(draws, candidates, target_probs)
+def verify_and_commit(
+    program: Program, width: int, draws: Draws | None, state: LoopState, draft: Draft
+) -> LoopState:
+    """Completes a round with a target call that has room for `width` drafts (static)."""
+    context = state.context
+    root = context.length - 1  # slot and position of the last committed token
 
-        # 4. Truncate: at an end token, at the row's limit, before logits that are not finite.
-        with jax.named_scope("truncate"):
-            emitted = _emitted(candidates, result)
-            log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
-            count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
+    # 2. Verify: the target scores the last committed token and all drafts in one call.
+    with jax.named_scope("verify"):
+        draft = draft.narrow(width)
+        new_tokens = jnp.concatenate([context.window(root, 1), draft.tokens], axis=1)
+        layout = None if draft.tree is None else tree_lib.layout(draft.tree, root, program.num_slots)
+        logits, features, cache = program.target.decode(state.cache, new_tokens, layout)
 
-        # 5. Commit: append what is left, roll back both caches to it, count.
-        with jax.named_scope("commit"):
-            kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
-            after = context.replace(
-                tokens=cache_lib.append(context.tokens, emitted, context.length, count),
-                length=context.length + count,
-                seen=None if context.seen is None else _see(context.seen, emitted, kept),
-                remaining=jnp.where(reason == FinishReason.RUNNING, context.remaining - count, 0),
-            )
-            if result.path is not None:
-                cache = cache_lib.keep_path(cache, root, result.path)
-            after_drafter = drafter_state
-            if program.drafter is not None:
-                record = Round(after, root, narrow, result, logits, features, target_probs)
-                after_drafter = program.drafter.commit(drafter_state, record)
-            return state.replace(
-                context=after,
-                cache=cache_lib.rollback(cache, after.length - 1),
-                drafter_state=after_drafter,
-                log_probs=cache_lib.append(state.log_probs, log_probs, context.length, count),
-                finish_reason=reason,
-                stats=_count(state, narrow, result.num_accepted, count),
-            )
+    # 3. Accept: the rule keeps a path of the drafts and chooses the token after it.
+    with jax.named_scope("accept"):
+        candidates = draft.candidates
+        scores = logits[:, : candidates.tokens.shape[1] + 1]
+        history = sampling.history(context, candidates.tokens, tree_lib.before(candidates))
+        if draws is None:
+            target_probs = None
+            target_ids = sampling.argmax(sampling.adjust_logits(scores, context.options, history))
+            result = acceptance.match_argmax(candidates, target_ids)
+        else:
+            target_probs = sampling.distribution(scores, context.options, history)
+            result = program.rule(draws, candidates, target_probs)
 
-    # The target call is as narrow as what was drafted allows; each width is a branch of the program.
-    widths = program.call_widths
-    if len(widths) == 1:
-        return complete(widths[0])
-    too_narrow = jnp.asarray(widths[:-1]) < draft.num_drafted.max()
-    return jax.lax.switch(too_narrow.sum(), [functools.partial(complete, width) for width in widths])
+    # 4. Truncate: at an end token, at the row's limit, before logits that are not finite.
+    with jax.named_scope("truncate"):
+        emitted = _emitted(candidates, result)
+        log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
+        count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
+
+    # 5. Commit: append what is left, roll back both caches to it, count.
+    with jax.named_scope("commit"):
+        kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
+        after = context.replace(
+            tokens=cache_lib.append(context.tokens, emitted, context.length, count),
+            length=context.length + count,
+            seen=None if context.seen is None else _see(context.seen, emitted, kept),
+            remaining=jnp.where(reason == FinishReason.RUNNING, context.remaining - count, 0),
+        )
+        if result.path is not None:
+            cache = cache_lib.keep_path(cache, root, result.path)
+        drafter_state = None
+        if program.drafter is not None:
+            record = Round(after, root, draft, result, logits, features, target_probs)
+            drafter_state = program.drafter.commit(state.drafter_state, record)
+        return state.replace(
+            context=after,
+            cache=cache_lib.rollback(cache, after.length - 1),
+            drafter_state=drafter_state,
+            log_probs=cache_lib.append(state.log_probs, log_probs, context.length, count),
+            finish_reason=reason,
+            stats=_count(state, draft, result.num_accepted, count),
+        )
 
 
 def end_rows(
@@ -331,34 +347,44 @@ def _propose(program: Program, state: LoopState, draws: Draws | None) -> tuple[D
     drafter, context = program.drafter, state.context
     if drafter is None:
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
+    budget = context.draft_budget
     max_length = drafter.choose_length(state.drafter_state, context)
     if max_length is None:
         draft, drafter_state = drafter.propose(state.drafter_state, context, draws, None)
     else:
-        max_length = jnp.minimum(max_length, context.draft_budget)
-        propose = lambda drafter_state: drafter.propose(drafter_state, context, draws, max_length)  # noqa: E731
-        # The one place in which a round without drafts is skipped.
-        shapes, _ = jax.eval_shape(propose, state.drafter_state)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        draft, drafter_state = jax.lax.cond(
-            max_length.max() > 0,
-            propose,
-            lambda drafter_state: (nothing, drafter.skip(drafter_state, context)),
-            state.drafter_state,
-        )
-        if draft.tree is not None:
-            draft = tree_lib.keep_nodes(draft, (max_length > 0)[:, None])
-        else:
-            draft = draft.replace(num_drafted=jnp.minimum(draft.num_drafted, max_length))
+        max_length = jnp.minimum(max_length, budget)
+        draft, drafter_state = _propose_or_skip(drafter, state, draws, max_length)
+        # A tree is drafted whole, or not at all.
+        budget = max_length if draft.tree is None else jnp.where(max_length > 0, budget, 0)
     num_ids = context.options.num_ids or program.target.vocab_size
     _check_draft(drafter, draft, len(context.length), num_ids)
+    draft = sharding.keep_whole(draft, drafter.cache_sharding)
     # Nothing follows an end token, nor an id that does not exist.
     is_eos, unknown = _is_eos(program, draft.tokens), draft.tokens >= num_ids
-    if draft.tree is not None:
-        return _cut_tree(draft, is_eos, unknown, context.draft_budget), drafter_state
+    cut = _cut_chain if draft.tree is None else _cut_tree
+    return cut(draft, is_eos, unknown, budget), drafter_state
+
+
+def _propose_or_skip(
+    drafter: Drafter, state: LoopState, draws: Draws | None, max_length: jax.Array
+) -> tuple[Draft, Any]:
+    """`propose`, unless no row drafts in this round; the one place in which a drafter is skipped."""
+    propose = lambda drafter_state: drafter.propose(drafter_state, state.context, draws, max_length)  # noqa: E731
+    shapes, _ = jax.eval_shape(propose, state.drafter_state)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    skip = lambda drafter_state: (nothing, drafter.skip(drafter_state, state.context))  # noqa: E731
+    return jax.lax.cond(max_length.max() > 0, propose, skip, state.drafter_state)
+
+
+def _cut_chain(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.Array) -> Draft:
+    """Keeps at most `budget` `[B]` drafts, up to an end token, before an id that does not exist.
+
+    Args:
+      is_eos, unknown: `[B, N] bool`.
+    """
     useful = jnp.minimum(_first(is_eos) + 1, _first(unknown))
-    num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, context.draft_budget), useful)
-    return draft.replace(num_drafted=num_drafted.astype(jnp.int32)), drafter_state
+    num_drafted = jnp.minimum(jnp.minimum(draft.num_drafted, budget), useful)
+    return draft.replace(num_drafted=num_drafted.astype(jnp.int32))
 
 
 def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.Array) -> Draft:

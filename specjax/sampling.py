@@ -2,7 +2,7 @@
 
 Axes: B rows, N positions, K drafted tokens, V vocabulary.
 
-`process` is the one function that makes a distribution: what is sampled, verified and reported.
+`distribution` is the one function that makes a distribution: what is sampled, verified and reported.
 """
 
 from typing import NamedTuple
@@ -67,7 +67,7 @@ def argmax(logits: jax.Array) -> jax.Array:
     return jnp.minimum(first, num_ids - 1)
 
 
-def adjust(logits: jax.Array, options: Options, history: History) -> jax.Array:
+def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.Array:
     """What a row decides by, greedy or not: padding ids cut off, penalty and minimum length applied.
 
     Args:
@@ -91,7 +91,7 @@ def adjust(logits: jax.Array, options: Options, history: History) -> jax.Array:
     return logits
 
 
-def process(logits: jax.Array, options: Options, history: History) -> jax.Array:
+def distribution(logits: jax.Array, options: Options, history: History) -> jax.Array:
     """The distribution that a row samples from; greedy rows get a one-hot one.
 
     Args:
@@ -102,13 +102,17 @@ def process(logits: jax.Array, options: Options, history: History) -> jax.Array:
     Returns:
       `[B, N, num_ids]` probabilities, float32 or wider.
     """
-    logits = adjust(logits, options, history)
+    logits = adjust_logits(logits, options, history)
     greedy = is_greedy(options.temperature)
     temperature = jnp.where(greedy, 1.0, options.temperature).astype(logits.dtype)[:, None, None]
+    # The largest is subtracted before the division: over a temperature of 1e-5 quotients would lose their
+    # differences.
     shifted = logits - logits.max(-1, keepdims=True)
-    soft = _filter(jax.nn.softmax(shifted / temperature, axis=-1), options)
+    weights = jnp.exp(shifted / temperature)
+    soft = _filter(weights / weights.sum(-1, keepdims=True), options)
     hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=soft.dtype)
-    # A NaN as q would make the rule inexact; a target's is reported by whoever reads its logits.
+    # A row with a NaN becomes one-hot. As q that keeps the rule exact; as p it is never emitted: the round
+    # sees the raw logits (`round._log_probs`) and ends the row.
     return jnp.where(greedy[:, None, None] | jnp.isnan(soft[..., :1]), hot, soft)
 
 

@@ -141,6 +141,20 @@ def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
     return jax.tree.map(one, batch)
 
 
+def keep_whole(tree: Any, place: NamedSharding | None) -> Any:
+    """Constrains what a replicated network computes, arrays `[B, ...]`, to be whole on every device.
+
+    Without it the compiler carries the target's divided vocabulary and heads over to the draft, and every
+    drafted token waits for other devices.
+
+    Args:
+      place: of the network's cache (see `of_cache`); None, or one that divides heads: nothing is constrained.
+    """
+    if place is None or "model" in place.spec:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(place.mesh, P("data")))
+
+
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """Puts whole arrays, equal in every process, onto every device."""
     put = lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])  # noqa: E731

@@ -33,6 +33,7 @@ class Network(struct.PyTreeNode, abc.ABC):
       eos_ids: tokens that end a row.
       vocabulary: what the ids mean, compared by value; None: unknown.
       mesh: that the params lie on; None: one device.
+      cache_sharding: where its cache lies on that mesh (`sharding.of_cache`).
     """
 
     if TYPE_CHECKING:  # fields or properties of each network
@@ -61,8 +62,12 @@ class Network(struct.PyTreeNode, abc.ABC):
         @property
         def mesh(self) -> jax.sharding.Mesh | None: ...
 
-    else:
+        @property
+        def cache_sharding(self) -> jax.sharding.NamedSharding | None: ...
+
+    else:  # plain attributes: as dataclass fields they would forbid fields without a default in a network
         num_ids, pad_id, start_id, eos_ids, vocabulary, mesh = None, 0, 0, (1,), None, None
+        cache_sharding = None
 
     @abc.abstractmethod
     def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
@@ -83,7 +88,7 @@ class Network(struct.PyTreeNode, abc.ABC):
         """
 
     @abc.abstractmethod
-    def head(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: jax.Array) -> jax.Array:
         """Returns logits `[B, N, V]` of features `[B, N, M]`. Few positions cost little."""
 
     def with_features(self, layers: tuple[int, ...]) -> "Network":
@@ -108,7 +113,7 @@ class Draws(Protocol):
 
 
 class Options(struct.PyTreeNode):
-    """How logits become a distribution: what `sampling.process` reads. One entry per row.
+    """How logits become a distribution: what `sampling.distribution` reads. One entry per row.
 
     An option that no row uses is None, which is static: it costs nothing. `GenerationConfig` states what
     each means.
@@ -356,6 +361,11 @@ class Drafter(struct.PyTreeNode, abc.ABC):
     @property
     def vocabulary(self) -> Any:
         """What its ids mean, as of `types.Network`; None: it has no ids of its own."""
+        return None
+
+    @property
+    def cache_sharding(self) -> jax.sharding.NamedSharding | None:
+        """Where its cache lies on a mesh; one that is not divided keeps what it drafts whole as well."""
         return None
 
     @property

@@ -251,7 +251,9 @@ def test_zero_temperature_accepts_the_argmax_only():
     @jax.jit
     def sample():
         draws = KeyDraws.of_round(jnp.arange(num, dtype=jnp.uint32), jnp.zeros(num, jnp.int32))
-        target, drafted = (sampling.process(jnp.repeat(x, num, axis=0), options, history) for x in (p, q))
+        target, drafted = (
+            sampling.distribution(jnp.repeat(x, num, axis=0), options, history) for x in (p, q)
+        )
         token = draws.choose(Stream.DRAFT.at(0), drafted[:, 0])
         draft = Draft(token[:, None], jnp.ones(num, jnp.int32), drafted)
         result = acceptance.speculative(draws, draft, jnp.concatenate([target, target], axis=1))

@@ -35,6 +35,7 @@ REFUSED = {
         dict(rule=acceptance.greedy, temperature=0.5),
         "`rule` must be lossless",
     ),
+    "stop strings without a tokenizer": (dict(stop="x"), "`stop` needs a tokenizer, got .x. at token level"),
     "end token outside the vocabulary": (dict(eos_ids=(40,)), r"`eos_ids` must be a list.*got \(40,\)"),
     "chain rule for a tree": (
         dict(drafter=ModelTreeDrafter(TOY, (2, 1)), rule=acceptance.block, temperature=1.0),

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import re
 import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -245,20 +243,6 @@ def test_memory_of_a_device_is_that_of_the_arrays_on_it(directory):
         assert memory.cache == held((cache.keys, cache.values))
         assert memory.cross == held((cache.cross_keys, cache.cross_values))
         assert memory.logits == 2 * num_rows * target.config.vocab_size // 2 * 4
-
-
-@pytest.mark.slow
-def test_xxl_lowers_for_eight_devices_of_tpu_and_cuda(tmp_path):
-    """The whole decoding program, bfloat16, from shapes alone; its params are divided by eight."""
-    command = [sys.executable, "-m", "experiments.lower", "--flagfile=configs/lower_xxl.flags"]
-    command += [f"--output={tmp_path}"]
-    done = subprocess.run(command, cwd=tiny.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    target, draft, *programs = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert target["params_gib"] == pytest.approx(20.74 / 8, rel=0.01)
-    assert draft["params_gib"] == pytest.approx(60.5e6 * 2 / 2**30, rel=0.01)
-    assert [program["platform"] for program in programs] == ["tpu", "cuda"]
-    assert all(program["num_lines"] > 10_000 for program in programs)
 
 
 def test_the_margin_of_a_near_tie_is_found_on_a_mesh(directory):

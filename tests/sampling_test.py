@@ -16,7 +16,7 @@ V_T5 = 32128
 
 
 def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **options):
-    """`sampling.process` on logits `[B, V]` or `[B, N, V]`, as options of so many rows."""
+    """`sampling.distribution` on logits `[B, V]` or `[B, N, V]`, as options of so many rows."""
     logits = jnp.asarray(logits)
     flat = logits.ndim == 2
     logits = logits[:, None] if flat else logits
@@ -24,8 +24,8 @@ def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **opti
     num_new = jnp.zeros((num_rows, num_positions), jnp.int32) if num_new is None else jnp.asarray(num_new)
     history = History(num_new, None if seen is None else jnp.asarray(seen))
     options = dict(temperature=1.0) | options
-    options = GenerationConfig(**options).lay_out(num_rows, eos_ids, num_ids)
-    probs = jax.jit(sampling.process)(logits, options, history)
+    options = GenerationConfig(**options).to_options(num_rows, eos_ids, num_ids)
+    probs = jax.jit(sampling.distribution)(logits, options, history)
     return probs[:, 0] if flat else probs
 
 
@@ -202,9 +202,9 @@ def test_threshold_is_the_kth_largest_of_32128(k):
 
 
 def test_no_sort_of_the_vocabulary():
-    options = GenerationConfig(top_k=50, top_p=0.9, min_p=0.1).lay_out(2)
+    options = GenerationConfig(top_k=50, top_p=0.9, min_p=0.1).to_options(2)
     history = History(jnp.zeros((2, 6), jnp.int32), None)
-    text = jax.jit(sampling.process).lower(jnp.zeros((2, 6, V_T5)), options, history).as_text()
+    text = jax.jit(sampling.distribution).lower(jnp.zeros((2, 6, V_T5)), options, history).as_text()
     assert "sort" not in text and "top_k" not in text
 
 
@@ -212,10 +212,10 @@ def test_no_sort_of_the_vocabulary():
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
-    options = GenerationConfig(repetition_penalty=2.0).lay_out(1)
+    options = GenerationConfig(repetition_penalty=2.0).to_options(1)
     history = History(jnp.zeros((1, 1), jnp.int32), jnp.asarray([[[True, True, False]]]))
     np.testing.assert_array_equal(
-        sampling.adjust(jnp.asarray([[[2.0, -2.0, 3.0]]]), options, history), [[[1.0, -4.0, 3.0]]]
+        sampling.adjust_logits(jnp.asarray([[[2.0, -2.0, 3.0]]]), options, history), [[[1.0, -4.0, 3.0]]]
     )
 
 
@@ -293,7 +293,7 @@ def test_history_without_a_penalty_keeps_no_table():
 )
 def test_option_out_of_range_raises_by_name(options, words):
     with pytest.raises(ValueError, match=words):
-        GenerationConfig(**options).lay_out(2)
+        GenerationConfig(**options).to_options(2)
 
 
 def test_unknown_options_are_named_all_at_once():

@@ -178,15 +178,15 @@ def residual_at(q_at: Callable = lambda n: n, p_at: Callable = lambda n: n, cut:
 def target_without(**changed: Any) -> OneRound:
     """The target's distribution, several positions at once, ignores an option that the draft obeys."""
 
-    def change(process: Callable) -> Callable:
+    def change(distribution: Callable) -> Callable:
         def fault(logits: jax.Array, options: Any, history: Any) -> jax.Array:
             if logits.shape[1] > 1:
                 options = options.replace(**{name: make(options) for name, make in changed.items()})
-            return process(logits, options, history)
+            return distribution(logits, options, history)
 
         return fault
 
-    return with_function(sampling, "process", change)
+    return with_function(sampling, "distribution", change)
 
 
 def history_with(change: Callable[[Any, Any], Any]) -> OneRound:
@@ -305,7 +305,7 @@ def soft_q_of_top_children(draft: Draft, inner: Any, state: State, context: Cont
     """Top-k children with the soft q beside them."""
     logits, _ = model.catch_up(inner.inner.network, state, context)
     history = sampling.history(context, draft.tokens[:, :0], jnp.zeros((1, 1, 0), bool))
-    return draft.replace(probs=sampling.process(logits, context.options, history))
+    return draft.replace(probs=sampling.distribution(logits, context.options, history))
 
 
 def confidence_of_the_token(append: Callable) -> Callable:

@@ -90,9 +90,9 @@ class ToyNetwork(Network):
         source = cache.cross_keys[0].sum((1, 2, 3)).astype(jnp.int32)
         key = jnp.where(layout.visible, (remembered + 1)[:, None, :] * weights, 0).sum(-1) + source[:, None]
         features = (key % NUM_CONTEXTS).astype(self.table.dtype)[..., None]
-        return self.head(features), features, cache
+        return self.logits(features), features, cache
 
-    def head(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: jax.Array) -> jax.Array:
         """The table's rows."""
         return jnp.asarray(self.table)[features[..., 0].astype(jnp.int32)]
 
@@ -107,6 +107,7 @@ class ToyHeads(struct.PyTreeNode):
     table: jax.Array
 
     feature_layers = ()
+    cache_sharding = None
 
     @property
     def params(self) -> jax.Array:
@@ -143,7 +144,7 @@ class ToyHeads(struct.PyTreeNode):
         outputs = (seen + 13 * layout.positions + source) % NUM_CONTEXTS
         return outputs.astype(self.table.dtype)[..., None], cache
 
-    def head(self, hidden: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array) -> jax.Array:
         """The table's rows, `[B, N, V]`."""
         return jnp.asarray(self.table)[hidden[..., 0].astype(jnp.int32)]
 
@@ -180,9 +181,9 @@ class OracleNetwork(Network):
     ) -> tuple[jax.Array, jax.Array, cache_lib.Cache]:
         """What follows each token."""
         features = tokens[..., None].astype(jnp.float32)
-        return self.head(features), features, cache.replace(length=cache.length + tokens.shape[1])
+        return self.logits(features), features, cache.replace(length=cache.length + tokens.shape[1])
 
-    def head(self, features: jax.Array) -> jax.Array:
+    def logits(self, features: jax.Array) -> jax.Array:
         """One-hot, nearly."""
         following = jnp.asarray(self.follows)[features[..., 0].astype(jnp.int32)]
         return 20 * jax.nn.one_hot(following, self.vocab_size)
@@ -198,6 +199,7 @@ class OracleHeads(struct.PyTreeNode):
     oracle: OracleNetwork
 
     feature_layers = ()
+    cache_sharding = None
 
     @property
     def params(self) -> OracleNetwork:
@@ -212,7 +214,7 @@ class OracleHeads(struct.PyTreeNode):
         token, levels = features[:, None], []
         for _ in range(depth):
             token = self._next(token)
-            levels.append(self.oracle.head(token))
+            levels.append(self.oracle.logits(token))
         return jnp.concatenate(levels, axis=1)
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
@@ -237,9 +239,9 @@ class OracleHeads(struct.PyTreeNode):
                 outputs.append(last)
         return jnp.concatenate(outputs, axis=1), cache
 
-    def head(self, hidden: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array) -> jax.Array:
         """That of the target."""
-        return self.oracle.head(hidden)
+        return self.oracle.logits(hidden)
 
     def _next(self, features: jax.Array) -> jax.Array:
         """What follows tokens `[B, N, 1]`, as they are given."""
@@ -258,7 +260,7 @@ def distribution(
 ) -> np.ndarray:
     """Returns what options make of logits `[V]` after `tokens`, `num_new` of them generated: `[V] float64`.
 
-    Written apart from `sampling.process`, and by sorting.
+    Written apart from `sampling.distribution`, and by sorting.
     """
     logits = logits.astype(np.float64)
     if config.repetition_penalty is not None:

@@ -131,6 +131,22 @@ def settings(drafter: Drafter | None) -> dict[str, Any]:
     return found
 
 
+def of_parts(parts: drafters.Parts, column: str) -> Drafter:
+    """Returns the drafter of a column that does not adapt, made of `parts`.
+
+    Raises:
+      ValueError: an adaptive column, or numbers that its kind does not take.
+    """
+    kind, numbers, is_adaptive = _parse(column)
+    if is_adaptive:
+        raise ValueError(f"--num_draft={column}: costs are not measured here; leave adaptive out")
+    try:
+        inspect.signature(kind.make).bind(parts, *numbers)
+    except TypeError as error:
+        raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
+    return kind.make(parts, *numbers)
+
+
 def drafter(
     target: Model, draft: Model | None, column: str, trial: measure.Trial | None = None
 ) -> Drafter | None:
@@ -146,14 +162,14 @@ def drafter(
       ValueError: an unknown column, or what it is made of is missing.
     """
     (kind, numbers, is_adaptive), parts = _parse(column), _Parts(target, draft, column)
-    is_one = not is_adaptive or kind.is_tree or len(numbers) == kind.num_sizes
+    if not is_adaptive:
+        return of_parts(parts, column)
+    is_one = kind.is_tree or len(numbers) == kind.num_sizes
     sizes = [numbers] if is_one else [[number] for number in numbers]
     try:
         inspect.signature(kind.make).bind(parts, *sizes[0])
     except TypeError as error:
         raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
-    if not is_adaptive:
-        return kind.make(parts, *numbers)
     if trial is None:
         raise ValueError(f"--num_draft={column}: costs are not measured here; give one length")
     made = [kind.make(parts, *each) for each in sizes]

@@ -222,5 +222,5 @@ def margin(request: Request, before: Sequence[int], index: int) -> float:
     seen = jnp.zeros((1, 1, last.shape[-1]), bool).at[:, :, tokens[0]].set(True)
     history = sampling.History(jnp.asarray([[before.shape[1]]]), seen)
     options = jax.tree.map(lambda x: jnp.asarray(x[index][None]), options)
-    best, second = jax.lax.top_k(sampling.adjust(jnp.asarray(last), options, history)[0, 0], 2)[0]
+    best, second = jax.lax.top_k(sampling.adjust_logits(jnp.asarray(last), options, history)[0, 0], 2)[0]
     return float(best - second)

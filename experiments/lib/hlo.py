@@ -114,16 +114,16 @@ class Module:
                 computations[current].append(_instruction(line))
         return cls({name: tuple(found) for name, found in computations.items()}, entry)
 
-    def rounds(self) -> Loop:
-        """Returns the loop over rounds: the longest of the outermost ones.
+    def rounds(self, program: str) -> Loop:
+        """Returns the loop over rounds of one program: "sampled" or "greedy".
 
         Raises:
-          ValueError: the program has no loop.
+          ValueError: the compiled program has no such loop.
         """
-        loops = self._run(self.entry)[1]
-        if not loops:
-            raise ValueError("the compiled program has no loop: is it one of `specjax.decode.generate`?")
-        return max(loops, key=lambda loop: sum(1 for _ in loop.everything()))
+        for loop in self._run(self.entry)[1]:
+            if f"/{program}/" in loop.op_name:
+                return loop
+        raise ValueError(f"there is no loop of the {program} program: is this one of `specjax.decode.run`?")
 
     def _run(self, name: str) -> tuple[list[Instruction], list[Loop]]:
         """Returns what running a computation runs, and the loops in it."""
@@ -137,11 +137,12 @@ class Module:
                 inner = [loop for _, part in parts for loop in part]
                 loops.append(Loop(tuple(inside), tuple(inner), one.op_name))
                 continue
-            if one.opcode == "conditional" and parts:
-                parts = [max(parts, key=lambda part: len(part[0]) + sum(1 for _ in _all(part[1])))]
-            for part, inner in parts:
-                instructions += part
+            for _, inner in parts:
                 loops += inner
+            if one.opcode == "conditional" and parts:
+                parts = [max(parts, key=lambda part: len(part[0]))]
+            for part, _ in parts:
+                instructions += part
         return instructions, loops
 
 
@@ -154,11 +155,6 @@ def names(instructions: Iterator[Instruction] | list[Instruction]) -> str:
     """Returns opcodes (and the targets of custom calls) with their counts, the most frequent first."""
     counts = collections.Counter(one.target or one.opcode for one in instructions)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
-
-
-def _all(loops: list[Loop]) -> Iterator[Instruction]:
-    for loop in loops:
-        yield from loop.everything()
 
 
 def _instruction(line: str) -> Instruction:
@@ -174,7 +170,9 @@ def _instruction(line: str) -> Instruction:
         called = ()  # the sum of a reduction, the comparison of a sort
     op_name = re.search(r'op_name="([^"]*)"', rest)
     target = re.search(r'custom_call_target="([^"]*)"', rest)
-    num_bytes = sum(_BYTES.get(kind, 1) * _product(dimensions) for kind, dimensions in _SHAPE.findall(shape))
+    sizes = [_BYTES.get(kind, 1) * _product(dimensions) for kind, dimensions in _SHAPE.findall(shape)]
+    # What is started returns its operand beside its result.
+    num_bytes = max(sizes, default=0) if opcode.endswith("-start") else sum(sizes)
     return Instruction(
         opcode.removesuffix("-start"),
         num_bytes,

@@ -44,11 +44,9 @@ def parse_mixture(parts: Sequence[str]) -> dict[str, int]:
     for part in parts:
         name, _, times = part.partition(":")
         if name not in data.TASKS or name in mixture:
-            raise ValueError(
-                f"--task: {name!r} must be one of {', '.join(sorted(data.TASKS))}, and named once"
-            )
+            raise ValueError(f"--task={name}: give tasks of {', '.join(sorted(data.TASKS))}, each once")
         if times and not (times.isdecimal() and int(times)):
-            raise ValueError(f"--task: {part!r} must end in a whole number from 1, as in {name}:2")
+            raise ValueError(f"--task={part}: give a whole number from 1 behind the colon, as in {name}:2")
         mixture[name] = int(times or 1)
     return mixture
 

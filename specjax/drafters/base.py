@@ -82,6 +82,10 @@ class DrafterWrapper(Drafter):
         return self.inner.vocabulary
 
     @property
+    def cache_sharding(self) -> Any:
+        return self.inner.cache_sharding
+
+    @property
     def own_params(self) -> Any:
         return self.inner.own_params
 

@@ -101,18 +101,19 @@ def append(
     """Draws the draft at `position` from `logits` `[B, 1, V]`; beside it the largest of q, `[B]`."""
     before = (jnp.arange(draft.tokens.shape[1]) < position)[None, None]
     history = sampling.history(context, draft.tokens, before)
-    if draws is None or draft.probs is None:
-        adjusted = sampling.adjust(logits, context.options, history)
+    if draws is None:
+        adjusted = sampling.adjust_logits(logits, context.options, history)
         token = sampling.argmax(adjusted)[:, 0]
         return draft.replace(tokens=_set(draft.tokens, token, position)), _largest(adjusted)
-    probs = sampling.process(logits, context.options, history)[:, 0]
+    assert draft.probs is not None  # see `empty`
+    probs = sampling.distribution(logits, context.options, history)[:, 0]
     token = draws.choose(Stream.DRAFT.at(position), probs)
     draft = draft.replace(
         tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
     )
     # A greedy row's q is one-hot here: it is as confident as in the greedy program.
     greedy = sampling.is_greedy(context.options.temperature)
-    adjusted = sampling.adjust(logits, context.options, history)
+    adjusted = sampling.adjust_logits(logits, context.options, history)
     return draft, jnp.where(greedy, _largest(adjusted), probs.max(axis=-1))
 
 

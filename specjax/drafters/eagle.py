@@ -42,10 +42,10 @@ class EagleDrafter(pairs.PairDrafter):
             hidden, cache = carry
             layout = tree_lib.chain_layout(cache.length, 1, cache.num_slots)
             hidden, cache = self.network.decode(cache, hidden, token, layout)
-            return self.network.head(hidden), (hidden, cache)
+            return self.network.logits(hidden), (hidden, cache)
 
         draft, (_, cache) = chain.draft_chain(
-            self.network.head(hidden),
+            self.network.logits(hidden),
             (hidden, state.cache),
             feed,
             context,
@@ -141,7 +141,7 @@ class EagleTreeDrafter(pairs.PairDrafter):
 
     def _children(self, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """log q and ids `[B, n, k]` of the likeliest tokens after each of n nodes `[B, n, W]`."""
-        logits = self.network.head(hidden)[..., : context.options.num_ids]
+        logits = self.network.logits(hidden)[..., : context.options.num_ids]
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         value, token = jax.lax.top_k(jax.nn.log_softmax(logits, axis=-1), self.num_expanded)
         return value, token.astype(jnp.int32)

@@ -24,6 +24,10 @@ class AheadNetwork(Protocol):
     def params(self) -> Any:
         """Their own arrays."""
 
+    @property
+    def cache_sharding(self) -> Any:
+        """Where its cache lies on a mesh; None: one device."""
+
     def check(self, target: Network) -> None:
         """Raises a ValueError if they were made for another target."""
 
@@ -59,6 +63,11 @@ class MedusaDrafter(BranchingDrafter):
     def own_params(self) -> Any:
         """Those of the heads; the vocabulary head may be the target's."""
         return self.network.params
+
+    @property
+    def cache_sharding(self) -> Any:
+        """Of the network."""
+        return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
         """Raises a ValueError if the heads were made for another target."""

@@ -43,6 +43,11 @@ class _OfModel(Drafter):
         """Of the draft model."""
         return self.network.vocabulary
 
+    @property
+    def cache_sharding(self) -> Any:
+        """Of the network."""
+        return self.network.cache_sharding
+
     def check(self, target: Network) -> None:
         """Raises a ValueError where vocabulary or encoder width do not fit."""
         check_network(self.network, target, self.share_encoder)
@@ -50,7 +55,7 @@ class _OfModel(Drafter):
     def init(self, context: Context, prefix_width: int) -> cache_lib.Cache:
         """Encodes the sources, unless the target's encoder is shared, and feeds the decoder prefix."""
         encoded = context.encoded if self.share_encoder else encode(self.network, context)
-        return init_cache(self.network, encoded, context, prefix_width, self.num_draft)
+        return prefilled_cache(self.network, encoded, context, prefix_width, self.num_draft)
 
 
 class ModelDrafter(_OfModel):
@@ -74,7 +79,7 @@ class ModelDrafter(_OfModel):
         self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, cache_lib.Cache]:
         """K steps of the draft model, or as many as some row still has use for."""
-        if max_length is not None:  # rounds without a draft leave the cache behind
+        if max_length is not None:  # after rounds without a draft the cache may lack more than two tokens
             cache = feed_missing(self.network, cache, context, self.num_draft + 1)
         logits, cache = catch_up(self.network, cache, context)
 
@@ -88,6 +93,7 @@ class ModelDrafter(_OfModel):
 
     def commit(self, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
         """Forgets what was not committed; the last committed token was not fed yet."""
+        # Not `rollback`: after a round in which all was accepted the cache is a token short of that.
         return cache_lib.trim(cache, round.context.length - 1)
 
 
@@ -143,12 +149,12 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
         Returns:
           tokens and whether q had one left to draw, `[B, nodes * branching]`; q `[B, nodes, V]`.
         """
-        adjusted = sampling.adjust(logits, context.options, history)
+        adjusted = sampling.adjust_logits(logits, context.options, history)
         num_parents, num_children = logits.shape[1], self.branching[depth]
         if draws is None:
             ranked = jax.lax.top_k(adjusted, num_children)[1].reshape(len(logits), -1)
             return ranked.astype(jnp.int32), jnp.ones(ranked.shape, bool), None
-        probs = sampling.process(logits, context.options, history)
+        probs = sampling.distribution(logits, context.options, history)
         greedy = sampling.is_greedy(context.options.temperature)[:, None]
         tokens, drawn = [], []
         for parent in range(num_parents):
@@ -199,12 +205,12 @@ def encode(network: Network, context: Context) -> jax.Array:
     return network.encode(context.source_ids, context.source_mask)
 
 
-def init_cache(
+def prefilled_cache(
     network: Network, encoded: jax.Array, context: Context, prefix_width: int, num_extra: int
 ) -> cache_lib.Cache:
     """Returns a draft model's cache after the decoder prefix, all but its last token.
 
-    It has a slot per committed id and `num_extra` for what a round adds: no write can fall outside.
+    It has the T slots of the committed ids, and `num_extra` more for the drafter's own calls.
     """
     num_slots = context.tokens.shape[1] + num_extra
     cache = network.init_cache(encoded, context.source_mask, num_slots)
@@ -237,7 +243,7 @@ def catch_up(network: Network, cache: cache_lib.Cache, context: Context) -> tupl
     _, features, cache = network.decode(cache, window)
     cache = cache_lib.rollback(cache, context.length)
     last = (context.length - 1 - start)[:, None, None]
-    return network.head(jnp.take_along_axis(features, last, axis=1)), cache
+    return network.logits(jnp.take_along_axis(features, last, axis=1)), cache
 
 
 # ---- the public API

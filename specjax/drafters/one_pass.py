@@ -33,7 +33,7 @@ class OnePassDrafter(pairs.PairDrafter):
         """One call on the new pairs and K - 1 masks."""
         del max_length
         hidden, state, ready = self.feed(state, context, self.num_draft - 1)
-        logits = self.network.head(hidden)
+        logits = self.network.logits(hidden)
         draft = chain.empty(context, logits, draws, self.num_draft)
         for position in range(self.num_draft):
             draft, _ = chain.append(draft, logits[:, position : position + 1], context, draws, position)

@@ -31,6 +31,10 @@ class PairNetwork(Protocol):
     def feature_layers(self) -> tuple[int, ...]:
         """Decoder layers of the target that it reads; see `models.t5.T5Network`."""
 
+    @property
+    def cache_sharding(self) -> Any:
+        """Where its cache lies on a mesh; None: one device."""
+
     def check(self, target: Network) -> None:
         """Raises a ValueError if it was made for another target."""
 
@@ -45,7 +49,7 @@ class PairNetwork(Protocol):
     ) -> tuple[jax.Array, cache_lib.Cache]:
         """Feeds pairs (`hidden` `[B, N, W]`, `tokens` `[B, N]`), then masks; returns `[B, N + masks, W]`."""
 
-    def head(self, hidden: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps `[B, N, W]` to logits `[B, N, V]`."""
 
 
@@ -105,6 +109,11 @@ class PairDrafter(Drafter):
     def num_extra_slots(self) -> int:
         """Cache entries that a draft takes at most."""
         return self.num_draft
+
+    @property
+    def cache_sharding(self) -> Any:
+        """Of the network."""
+        return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
         """Raises a ValueError if the layer was made for another target."""

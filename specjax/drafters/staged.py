@@ -95,6 +95,11 @@ class StagedDrafter(Drafter):
         """Of the draft model."""
         return self.network.vocabulary
 
+    @property
+    def cache_sharding(self) -> Any:
+        """Of the network."""
+        return self.network.cache_sharding
+
     def check(self, target: Network) -> None:
         """Raises a ValueError where the draft model cannot draft for `target`, or the inner one for it."""
         model.check_network(self.network, target, share_encoder=False)
@@ -104,7 +109,7 @@ class StagedDrafter(Drafter):
         """Encodes the sources for both, and feeds the decoder prefix."""
         encoded = model.encode(self.network, context)
         num_extra = self.num_draft + self.inner.num_draft + 1
-        cache = model.init_cache(self.network, encoded, context, prefix_width, num_extra)
+        cache = model.prefilled_cache(self.network, encoded, context, prefix_width, num_extra)
         inner = self.inner.init(_lengthened(context, self.num_draft, encoded), prefix_width)
         return StagedState(cache, inner)
 

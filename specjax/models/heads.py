@@ -22,6 +22,7 @@ import numpy as np
 from flax import struct
 
 from specjax import cache as cache_lib
+from specjax import sharding
 from specjax.models import layers, t5
 from specjax.types import Layout, Network, Params
 
@@ -279,15 +280,17 @@ class HeadsNetwork(struct.PyTreeNode):
 
     Attributes:
       params: of the heads alone; None before they have any.
-      frozen: the target's embedding and head: the very arrays of its params.
+      frozen: the target's embedding and head: the very arrays of its params, or whole copies on every device.
       config: the shape of the heads. Static.
       target: of the target. Static.
+      cache_sharding: as of `T5Network`; heads are small and never divided.
     """
 
     params: Params = struct.field(repr=False)
     frozen: Params = struct.field(repr=False)
     config: HeadsConfig = struct.field(pytree_node=False)
     target: t5.T5Config = struct.field(pytree_node=False)
+    cache_sharding: jax.sharding.NamedSharding | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def of(cls, config: HeadsConfig, target: t5.T5Network, params: Params = None) -> "HeadsNetwork":
@@ -297,11 +300,13 @@ class HeadsNetwork(struct.PyTreeNode):
 
     def check(self, target: Network) -> None:
         """Raises a ValueError if they were loaded for another target; traced arrays are not looked at."""
-        ours, frozen = jax.tree.leaves(target), jax.tree.leaves(self.frozen)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in (*ours, *frozen)):
-            return
-        if not {id(leaf) for leaf in frozen} <= {id(leaf) for leaf in ours}:
-            raise ValueError("`drafter` must have heads of this target; load_heads(directory, target)")
+        theirs = getattr(target, "params", {})
+        for name, ours in self.frozen.items():
+            other = theirs.get(name)
+            if isinstance(ours, jax.core.Tracer) or isinstance(other, jax.core.Tracer) or other is ours:
+                continue
+            if self.cache_sharding is None or other is None or not _first_row_equal(ours, other):
+                raise ValueError("`drafter` must have heads of this target; load_heads(directory, target)")
 
     @property
     def vocab_size(self) -> int:
@@ -344,7 +349,7 @@ class HeadsNetwork(struct.PyTreeNode):
         mask_ids = tuple(range(num_masks))
         return self._apply(self.frozen, hidden, tokens, cache, layout, mask_ids, method="decode")
 
-    def head(self, hidden: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps `[B, N, W]` to logits `[B, N, V]`; ids that are not drafted are masked."""
         return self._spread(self._apply(self.frozen, hidden, method="logits"))
 
@@ -362,4 +367,11 @@ class HeadsNetwork(struct.PyTreeNode):
         return jnp.concatenate([logits, rest], axis=-1)[..., place]
 
     def _apply(self, *args: Any, method: str) -> Any:
-        return self.module.apply({"params": self.params}, *args, method=method)
+        found = self.module.apply({"params": self.params}, *args, method=method)
+        return sharding.keep_whole(found, self.cache_sharding)
+
+
+def _first_row_equal(one: jax.Array, other: jax.Array) -> bool:
+    """Whether two matrices begin alike, which those of different targets do not."""
+    first, second = sharding.fetch((one[:1], other[:1]))
+    return first.shape == second.shape and bool((first == second).all())

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import tree
+from specjax import sharding, tree
 from specjax.cache import Cache
 from specjax.models.config import PRESETS, T5Config
 from specjax.models.layers import (
@@ -89,8 +89,8 @@ class T5(nn.Module):
 
     def decode(
         self,
-        tokens: jax.Array,
         cache: Cache,
+        tokens: jax.Array,
         deterministic: bool = True,
         layout: Layout | None = None,
         feature_layers: tuple[int, ...] = (),
@@ -98,8 +98,8 @@ class T5(nn.Module):
         """Feeds N tokens after what the cache holds.
 
         Args:
-          tokens: `[B, N] int32`; row b's tokens go into slots length[b]..length[b] + N - 1.
           cache: the cache; the caller sees to it that length + N <= T.
+          tokens: `[B, N] int32`; row b's tokens go into slots length[b]..length[b] + N - 1.
           layout: where the tokens stand and what they see; None: they follow each other.
           feature_layers: see `T5Network`.
 
@@ -146,7 +146,7 @@ class T5(nn.Module):
         """Returns logits `[B, N, V] float32` after each token of `decoder_input` `[B, N]`."""
         encoded = self.encode(source_ids, source_mask, deterministic)
         cache = self.init_cache(encoded, source_mask, num_slots=0)
-        return self.decode(decoder_input, cache, deterministic)[0]
+        return self.decode(cache, decoder_input, deterministic)[0]
 
 
 class T5Network(Network):
@@ -222,23 +222,28 @@ class T5Network(Network):
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
         """See `T5.init_cache`."""
-        cache = self._apply(encoded, source_mask, num_slots, method="init_cache")
+        return self._placed(self._apply(encoded, source_mask, num_slots, method="init_cache"))
+
+    def decode(
+        self, cache: Cache, tokens: jax.Array, layout: Layout | None = None
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """See `T5.decode`."""
+        cache, layers = self._placed(cache), self.feature_layers
+        found = self._apply(cache, tokens, layout=layout, feature_layers=layers, method="decode")
+        return sharding.keep_whole(found, self.cache_sharding)
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """See `T5.logits`."""
+        return sharding.keep_whole(self._apply(features, method="logits"), self.cache_sharding)
+
+    def _placed(self, cache: Cache) -> Cache:
+        """Returns the cache where it belongs on the mesh."""
         if self.cache_sharding is None:
             return cache
         arrays = (cache.keys, cache.values, cache.cross_keys, cache.cross_values)
         arrays = jax.lax.with_sharding_constraint(arrays, self.cache_sharding)
         names = ("keys", "values", "cross_keys", "cross_values")
         return cache.replace(**dict(zip(names, arrays, strict=True)))
-
-    def decode(
-        self, cache: Cache, tokens: jax.Array, layout: Layout | None = None
-    ) -> tuple[jax.Array, jax.Array, Cache]:
-        """See `T5.decode`."""
-        return self._apply(tokens, cache, layout=layout, feature_layers=self.feature_layers, method="decode")
-
-    def head(self, features: jax.Array) -> jax.Array:
-        """See `T5.logits`."""
-        return self._apply(features, method="logits")
 
     def _apply(self, *args: Any, method: str, **options: Any) -> Any:
         return self.module.apply({"params": self.params}, *args, method=method, **options)

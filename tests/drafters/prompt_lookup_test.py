@@ -25,7 +25,7 @@ def proposals(rows, num_draft=3, **settings):
         source_ids=jnp.array([pad(source, width) for source, _ in rows]),
         source_mask=jnp.array([[i < len(source) for i in range(width)] for source, _ in rows]),
         encoded=jnp.zeros((len(rows), width, 1)),
-        options=GenerationConfig().lay_out(len(rows)),
+        options=GenerationConfig().to_options(len(rows)),
         seen=None,
         remaining=jnp.full(len(rows), 9),
     )

@@ -50,10 +50,9 @@ ASKED = {
         ("--rule=block", "Unknown command line flag 'rule'"),
         ("--top_p=0.9", "Unknown command line flag 'top_p'"),
     ],
-    "lower": [
-        ("--target=t5-huge", "t5-huge"),
-        ("--mesh=2by4", "2by4"),
-        ("--batch_size=0", "batch_size=0"),
+    "compile": [
+        ("--topology=v9-8", "--topology=v9-8: give one of v4-8, "),
+        ("--num_draft=0", "--num_draft=0: give numbers of at least 1"),
         ("--coordinator=auto", "Unknown command line flag 'coordinator'"),
     ],
     "throughput": [

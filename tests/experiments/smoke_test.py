@@ -211,7 +211,7 @@ def test_walltime_measures_shapes(tmp_path):
         "--draft=1x32",
         "--alpha=0,1",
         "--num_draft=2",
-        "--max_num_new=2",
+        "--num_new=2",
         "--max_new_tokens=9",
         "--repeats=2",
         "--num_runs=2",

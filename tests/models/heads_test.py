@@ -148,7 +148,7 @@ def test_medusa_begins_as_the_targets_own_head(target):
     for name in ("medusa", "medusa, few ids"):
         network = heads_io.init(CONFIGS[name], target, 0)
         features = jax.random.normal(jax.random.key(3), (2, 16))
-        expected = target.head(features[:, None])[:, 0]
+        expected = target.logits(features[:, None])[:, 0]
         found = network.ahead(features, 3)
         kept = list(IDS) if network.config.draft_ids else slice(None)
         for depth in range(3):

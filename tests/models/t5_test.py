@@ -55,7 +55,7 @@ class Decoder:
         )(golden.params)
         self._decode = jax.jit(
             lambda params, tokens, cache: golden.model.apply(
-                {"params": params}, tokens, cache, method="decode"
+                {"params": params}, cache, tokens, method="decode"
             )
         )
 
@@ -163,7 +163,7 @@ def test_logits_are_float32_and_the_cache_has_the_compute_dtype(dtype):
         params = t5.T5(config).init(key, ids, mask, ids)
         encoded = t5.T5(config).apply(params, ids, mask, method="encode")
         cache = t5.T5(config).apply(params, encoded, mask, 4, method="init_cache")
-        return t5.T5(config).apply(params, ids, cache, method="decode")
+        return t5.T5(config).apply(params, cache, ids, method="decode")
 
     logits, features, cache = jax.eval_shape(run, jax.random.key(0))
     assert logits.dtype == jnp.float32
@@ -182,7 +182,7 @@ def test_gradient_reaches_no_later_position(decoder):
 
     def loss(table, position):
         params = golden.params | {"embedding": table}
-        return golden.model.apply({"params": params}, ids, cache, method="decode")[0][0, position].max()
+        return golden.model.apply({"params": params}, cache, ids, method="decode")[0][0, position].max()
 
     gradient = jax.jit(jax.grad(loss))
     for position in (0, 3, 5):
@@ -282,7 +282,7 @@ def test_cross_keys_and_values_depend_on_the_encoder_only(shallow, num_source):
         encoded = model.encode(source, mask)
         cache = start = model.init_cache(encoded, mask, 8)
         for step in range(2):
-            _, _, cache = model.decode(tokens[:, 2 * step : 2 * step + 2], cache)
+            _, _, cache = model.decode(cache, tokens[:, 2 * step : 2 * step + 2])
         return encoded, start, cache
 
     encoded, start, end = shallow.apply(method=run)

@@ -1,0 +1,190 @@
+"""Does it fit, and what will it do there? The real program, compiled for a TPU or GPU that need not be here.
+
+  python -m experiments.compile --flagfile=configs/compile_small.flags
+
+The whole of decoding (encoder, draft, verification, acceptance, the loop over rounds) is compiled from
+shapes alone by the compiler of those devices: no weights exist, nothing runs. Prints a row for each topology
+and drafter: the memory of a device, and what stands in the loop over rounds.
+"""
+
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+from rich.console import Console
+
+from experiments.lib import columns, compilers, hlo, parse, results, start
+from experiments.lib.compilers import Slice
+from specjax import decode, loading, sharding
+from specjax.loading import Model
+from specjax.models import convert, heads, heads_io, t5
+
+_TOPOLOGY = flags.DEFINE_list(
+    "topology", ["v5e-8"], f"What to compile for, a row each: {', '.join(compilers.SLICES)}."
+)
+_TARGET = flags.DEFINE_string("target", "t5-v1_1-xxl", "Shape by name, LAYERSxWIDTH, or a model's directory.")
+_DRAFT = flags.DEFINE_string("draft", "t5-small", "The same of the draft, which is replicated.")
+_MESH = flags.DEFINE_string("mesh", None, "DATAxMODEL; default: the model over all devices, as in 1x8.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows over all devices, a row of the table each.")
+_SOURCE = flags.DEFINE_integer("source_length", 512, "Source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of a row.", lower_bound=1)
+_PROGRAM = flags.DEFINE_enum("program", "sampled", ["sampled", "greedy"], "Which loop is looked into.")
+_HLO = flags.DEFINE_string("hlo", None, "Directory for the compiled programs as text.")
+_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
+
+LARGE = 1 << 20  # bytes of a copy that is counted
+
+
+class _Outlines:
+    """What drafters can be made of, as shapes on a mesh; see `drafters.Parts`."""
+
+    def __init__(self, target: Model, mesh: Mesh):
+        self.target, self.mesh = target, mesh
+
+    def draft_model(self) -> Model:
+        return loading.outline(_config(_DRAFT.value), self.mesh, sharding.REPLICATED)
+
+    def int8_target(self) -> Model:
+        raise ValueError("--num_draft=int8: it has no outline; give another kind")
+
+    def heads(self, kind: str) -> heads.HeadsNetwork:
+        """Heads as wide as the target, with all of its ids: the largest there can be."""
+        shape, network = self.target.config, self.target.network
+        widths = dict(d_model=shape.d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_heads=shape.num_heads)
+        config = heads.HeadsConfig(kind, 8, num_layers=0 if kind == "medusa" else 1, **widths)
+        made = jax.eval_shape(lambda network: heads_io.init(config, network, 0), network)
+        whole = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, shape.dtype, sharding=sharding.replicated(self.mesh)),
+            (made.params, made.frozen),
+        )
+        place = sharding.of_cache(self.mesh, sharding.REPLICATED)
+        return heads.HeadsNetwork(*whole, config, shape, place)
+
+
+def _config(name: str) -> t5.T5Config:
+    if os.path.isdir(name):
+        return convert.read_config(name, _DTYPE.value)
+    return parse.shape(name, _DTYPE.value)
+
+
+def request(mesh: Mesh, column: str, batch_size: int) -> decode.Request:
+    """Returns a request whose arrays are shapes on a mesh.
+
+    Args:
+      mesh: of `compilers.make_mesh`.
+      column: of --num_draft.
+      batch_size: B.
+    """
+    sharding.check_rows(mesh, batch_size)
+    target = loading.outline(_config(_TARGET.value), mesh)
+    drafter = columns.of_parts(_Outlines(target, mesh), column)
+    size = (batch_size, _SOURCE.value)
+    # Arguments are checked and laid out on this machine, then moved to devices that are not here.
+    here = target.network.replace(cache_sharding=None)
+    program, inputs = decode.prepare(
+        here, np.full(size, 2, np.int32), np.ones(size, bool), max_new_tokens=_NEW_TOKENS.value
+    )
+    network = target.network.with_features(drafter.feature_layers)
+    by_row = sharding.by_row(mesh)
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_row), inputs)
+    return decode.Request(program.replace(target=network, drafter=drafter), inputs)
+
+
+def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path | None) -> dict[str, Any]:
+    """Compiles a request, and returns what the compiler says of it."""
+    started = time.perf_counter()
+    lowered = decode.jitted_generate.trace(*request).lower(lowering_platforms=(devices.platform,))
+    gib = lambda size: round(size / 2**30, 3)  # noqa: E731
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = re.search(r"Used ([\d.]+)([MG]) of ([\d.]+)([MG])", str(error))
+        if used is None:
+            raise
+        peak = float(used[1]) / (1024 if used[2] == "M" else 1)
+        took = round(time.perf_counter() - started, 1)
+        return {"peak_gib": peak, "memory_gib": gib(devices.memory), "fits": "no", "compile_s": took}
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    if hlo_path is not None:
+        results.write_text(hlo_path, text)
+    peak = memory.peak_memory_in_bytes
+    return {
+        "arguments_gib": gib(memory.argument_size_in_bytes),
+        "temporaries_gib": gib(memory.temp_size_in_bytes),
+        "peak_gib": gib(peak),
+        "memory_gib": gib(devices.memory),
+        "fits": "yes" if peak <= devices.memory else "no",
+        **loop_row(hlo.Module.parse(text).rounds(_PROGRAM.value), request, devices.platform),
+        "compile_s": round(time.perf_counter() - started, 1),
+    }
+
+
+def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[str, Any]:
+    """Returns what stands in the loop over rounds; counts are of one round."""
+    steps = hlo.draft_loops(rounds)
+    in_draft = [one for one in rounds.everything() if one.is_in("draft")]
+    others = [one for one in rounds.everything() if not one.is_in("draft")]
+    count = "kernels" if platform == "cuda" else "instructions"
+    per_step = sum(loop.num_kernels for loop in steps)
+    num_steps = request.program.max_depth - 1  # the first draft comes of the call before the loop
+    inside = {id(loop) for loop in steps}
+    rest = sum(loop.num_kernels for loop in rounds.inner if id(loop) not in inside)
+    return {
+        "collectives_in_draft": hlo.names([one for one in in_draft if one.is_collective]) or "none",
+        "collectives_in_verify": hlo.names([one for one in others if one.is_collective]) or "none",
+        "large_copies": sum(one.opcode == "copy" and one.num_bytes > LARGE for one in rounds.everything()),
+        "custom_calls": hlo.names([one for one in rounds.everything() if one.target]) or "none",
+        f"{count}_per_draft_step": per_step if steps else "no loop",
+        f"{count}_per_round": rounds.num_kernels + rest + per_step * num_steps,
+    }
+
+
+def rows(console: Console) -> Iterator[dict[str, Any]]:
+    """Yields a row for each topology, drafter and batch size, as they are compiled."""
+    for name in _TOPOLOGY.value:
+        devices = compilers.SLICES[name]
+        shape = (1, devices.num_devices) if _MESH.value is None else parse.mesh(_MESH.value)
+        mesh = compilers.make_mesh(devices, *shape)
+        for column in columns.columns():
+            for batch_size in parse.counts("batch_size", _BATCH_SIZE.value):
+                settings = {
+                    "topology": name,
+                    "mesh": "x".join(map(str, shape)),
+                    "target": _TARGET.value,
+                    "drafter": f"{_DRAFT.value} {column}" if columns.needs_draft(column) else column,
+                    "program": _PROGRAM.value,
+                    "batch_size": batch_size,
+                }
+                label = "-".join(map(str, settings.values())).replace("/", "_").replace(" ", "-")
+                path = None if _HLO.value is None else pathlib.Path(_HLO.value) / f"{label}.txt"
+                with console.status(f"compiling for {name}: {settings['target']} with {settings['drafter']}"):
+                    yield settings | compiled_row(devices, request(mesh, column, batch_size), path)
+
+
+def main(console: Console) -> None:
+    for name in _TOPOLOGY.value:
+        if name not in compilers.SLICES:
+            raise ValueError(f"--topology={name}: give one of {', '.join(compilers.SLICES)}")
+    columns.check()
+    compilers.prepare({compilers.SLICES[name].platform for name in _TOPOLOGY.value})
+    if _HLO.value is not None:
+        pathlib.Path(_HLO.value).mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    for row in rows(console):
+        found.append(row)
+        results.show(console, f"row {len(found)}", [row])
+        if _OUTPUT.value:  # kept as they come: the next one may take long
+            results.write(_OUTPUT.value, "compile", found, more=("libtpu", "jax-cuda13-plugin"))
+    results.save(console, _OUTPUT.value, "compile", found)
+
+
+if __name__ == "__main__":
+    start.run(main)
