@@ -1,6 +1,7 @@
 """Checkpoints against torch, live: it reads what was written, and is read."""
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -82,16 +83,39 @@ def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
 
 
 @pytest.mark.slow
-def test_script_converts_pytorch_model_bin(torch_side, tmp_path):
+def converted(source, output, *options):
+    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
+    command = [sys.executable, script, f"--input={source}", f"--output={output}", *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("kind", ["whole", "old", "shards"])
+def test_script_converts_pytorch_model_bin(torch_side, tmp_path, kind):
+    """As PyTorch writes it, as it wrote it before 1.6, and in shards; the output in shards of its own."""
     torch = pytest.importorskip("torch")
     source, output = tmp_path / "source", tmp_path / "output"
     shutil.copytree(GOLDEN / "v1_1", source)
-    tensors = {
-        name: torch.tensor(value)
-        for name, value in safetensors.numpy.load_file(source / "model.safetensors").items()
-    }
-    torch.save(tensors, source / "pytorch_model.bin")
+    stored = safetensors.numpy.load_file(source / "model.safetensors")
+    tensors = {name: torch.tensor(value) for name, value in stored.items()}
+    for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        tensors[copy] = tensors["shared.weight"]  # as in the files on the hub
     (source / "model.safetensors").unlink()
-    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
-    subprocess.run([sys.executable, script, f"--input={source}", f"--output={output}"], check=True)
+    if kind == "shards":
+        names = sorted(tensors)
+        files = {f"pytorch_model-{i}.bin": names[i::2] for i in range(2)}
+        for file, some in files.items():
+            torch.save({name: tensors[name] for name in some}, source / file)
+        weight_map = {name: file for file, some in files.items() for name in some}
+        (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        new = kind == "whole"
+        torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=new)
+    done = converted(source, output, "--shard_gb=0.00002")
+    assert done.returncode == 0, done.stderr
+    assert ("loaded whole" in done.stdout) == (kind == "old")
+    assert len(list(output.glob("model-*.safetensors"))) > 1 and not list(tmp_path.glob(".output*"))
     assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
+    again = converted(source, output)
+    assert again.returncode != 0 and "exists: give a directory that does not" in again.stdout + again.stderr
+    missing = converted(GOLDEN / "v1_0", tmp_path / "none")
+    assert "no pytorch_model.bin; give a directory" in missing.stderr and not (tmp_path / "none").exists()
