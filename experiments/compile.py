@@ -7,6 +7,7 @@ shapes alone by the compiler of those devices: no weights exist, nothing runs. P
 and drafter: the memory of a device, and what stands in the loop over rounds.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -29,7 +30,9 @@ from specjax.models import convert, heads, heads_io, t5
 _TOPOLOGY = flags.DEFINE_list(
     "topology", ["v5e-8"], f"What to compile for, a row each: {', '.join(compilers.SLICES)}."
 )
-_TARGET = flags.DEFINE_string("target", "t5-v1_1-xxl", "Shape by name, LAYERSxWIDTH, or a model's directory.")
+_TARGET = flags.DEFINE_list(
+    "target", ["t5-v1_1-xxl"], "Shapes by name, LAYERSxWIDTH, or directories of models."
+)
 _DRAFT = flags.DEFINE_string("draft", "t5-small", "The same of the draft, which is replicated.")
 _MESH = flags.DEFINE_string("mesh", None, "DATAxMODEL; default: the model over all devices, as in 1x8.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
@@ -75,16 +78,17 @@ def _config(name: str) -> t5.T5Config:
     return parse.shape(name, _DTYPE.value)
 
 
-def request(mesh: Mesh, column: str, batch_size: int) -> decode.Request:
+def request(mesh: Mesh, target_name: str, column: str, batch_size: int) -> decode.Request:
     """Returns a request whose arrays are shapes on a mesh.
 
     Args:
       mesh: of `compilers.make_mesh`.
+      target_name: of --target.
       column: of --num_draft.
       batch_size: B.
     """
     sharding.check_rows(mesh, batch_size)
-    target = loading.outline(_config(_TARGET.value), mesh)
+    target = loading.outline(_config(target_name), mesh)
     drafter = columns.of_parts(_Outlines(target, mesh), column)
     size = (batch_size, _SOURCE.value)
     # Arguments are checked and laid out on this machine, then moved to devices that are not here.
@@ -153,20 +157,33 @@ def rows(console: Console) -> Iterator[dict[str, Any]]:
         devices = compilers.SLICES[name]
         shape = (1, devices.num_devices) if _MESH.value is None else parse.mesh(_MESH.value)
         mesh = compilers.make_mesh(devices, *shape)
-        for column in columns.columns():
+        for target, column in itertools.product(_TARGET.value, columns.columns()):
+            peaks: dict[int, float] = {}
             for batch_size in parse.counts("batch_size", _BATCH_SIZE.value):
                 settings = {
                     "topology": name,
                     "mesh": "x".join(map(str, shape)),
-                    "target": _TARGET.value,
+                    "target": target,
                     "drafter": f"{_DRAFT.value} {column}" if columns.needs_draft(column) else column,
                     "program": _PROGRAM.value,
                     "batch_size": batch_size,
                 }
                 label = "-".join(map(str, settings.values())).replace("/", "_").replace(" ", "-")
                 path = None if _HLO.value is None else pathlib.Path(_HLO.value) / f"{label}.txt"
-                with console.status(f"compiling for {name}: {settings['target']} with {settings['drafter']}"):
-                    yield settings | compiled_row(devices, request(mesh, column, batch_size), path)
+                with console.status(
+                    f"compiling for {name}: {target}, {settings['drafter']}, {batch_size} rows"
+                ):
+                    row = compiled_row(devices, request(mesh, target, column, batch_size), path)
+                peaks[batch_size] = row["peak_gib"]
+                yield settings | row | largest_batch(peaks, row["memory_gib"])
+
+
+def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:
+    """Returns the most rows that fit, on the line through the peaks of the smallest and the largest batch."""
+    (first, low), (last, high) = min(peaks.items()), max(peaks.items())
+    if high <= low:  # one batch size, or memory that does not depend on it
+        return {}
+    return {"largest_batch_on_that_line": max(0, int(first + (memory - low) * (last - first) / (high - low)))}
 
 
 def main(console: Console) -> None:
