@@ -4,8 +4,9 @@
 
 A decoder call at batch 1 reads all its weights once, whether for one token or for eight. So time is bytes
 over bandwidth, unless arithmetic takes longer; collectives between devices are left out. The target is
-divided over the devices, the draft is replicated. On a GPU a layer takes its kernels' launches at least,
-however little it reads: a second prediction has that floor. Below stands what was measured on this machine.
+divided over the devices, the draft is replicated. On a GPU a call takes the launches of its kernels at least,
+however little it reads: a second prediction has that floor, of kernels counted in compiled programs
+(results/compile_small_sampled) at --launch_us each. Below stands what was measured on this machine.
 """
 
 import json
@@ -21,7 +22,9 @@ from specjax.models.config import PRESETS
 
 _SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
 _CACHED = flags.DEFINE_integer("num_cached", 32, "Tokens in the cache: the middle of an output.")
-_LAUNCH_US = flags.DEFINE_float("launch_us", 60.0, "Microseconds that a decoder layer takes a GPU at least.")
+_LAUNCH_US = flags.DEFINE_float(
+    "launch_us", 3.0, "Microseconds that a GPU kernel takes at least: an assumption."
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and roofline.png.")
 
 # Devices, gigabytes a second and teraflops (bfloat16, dense) of each, as their makers state them.
@@ -39,6 +42,8 @@ PAIRS = (
     ("t5-11b", "t5-small", 0.75, None),
 )
 NUM_DRAFT = 7
+# Of a call for an H200: in a layer on one token, on several, and outside of layers.
+LAYER_KERNELS, LAYER_KERNELS_OF_SEVERAL, OTHER_KERNELS = 17, 22, 30
 
 
 def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
@@ -53,13 +58,14 @@ def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
     )
 
 
-def speedup(machine: str, target: str, draft: str, alpha: float, layer_s: float) -> dict[str, float]:
-    """Returns the time of a decoding step, c, v and what follows; a layer takes `layer_s` at least."""
+def speedup(machine: str, target: str, draft: str, alpha: float, launch_s: float) -> dict[str, float]:
+    """Returns the time of a decoding step, c, v and what follows; a kernel takes `launch_s` at least."""
     devices, gigabytes, teraflops = MACHINES[machine]
 
     def seconds(name: str, num_new: int, devices: int) -> float:
         took = call(name, num_new).seconds(1e9 * gigabytes * devices, 1e12 * teraflops * devices)
-        return max(took, layer_s * PRESETS[name].num_decoder_layers)
+        in_layer = LAYER_KERNELS if num_new == 1 else LAYER_KERNELS_OF_SEVERAL
+        return max(took, launch_s * (OTHER_KERNELS + in_layer * PRESETS[name].num_decoder_layers))
 
     plain = seconds(target, 1, devices)
     c, v = seconds(draft, 1, 1) / plain, seconds(target, NUM_DRAFT + 1, devices) / plain
