@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -216,9 +217,11 @@ def _check_call(
         texts.check_vocabularies(target.network.vocabulary, drafter.vocabulary)
     _check_count("num_samples", num_samples)
     config.to_options(len(prompts))  # one per prompt, not per sample
+    if num_samples > 1 and config.is_greedy:
+        warnings.warn(f"`num_samples`={num_samples} equal samples: set a temperature above 0", stacklevel=3)
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
     config = dataclasses.replace(config, max_new_tokens=limit)
-    sources = texts.source_ids(target.tokenizer, prompts, truncate)
+    sources = texts.source_ids(target.tokenizer, prompts, truncate, target.network.vocab_size)
     prefix, prefix_length = texts.encode_prefixes(
         target.tokenizer, decoder_prefix, len(prompts), target.network.start_id, target.network.pad_id
     )
@@ -257,7 +260,7 @@ def encode_sources(
     Raises:
       ValueError: a source is over the limit and `truncate` is False.
     """
-    rows = texts.source_ids(target.tokenizer, prompts, truncate)
+    rows = texts.source_ids(target.tokenizer, prompts, truncate, target.network.vocab_size)
     width = data.bucket(max(map(len, rows)), data.SOURCE_BUCKETS)
     return data.pad(rows, width, target.network.pad_id)
 

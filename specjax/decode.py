@@ -257,12 +257,13 @@ def prepare(
     **options: Any,
 ) -> Request:
     """Checks the arguments of `generate` (described there) and lays them out, one entry per row."""
-    num_rows = _check_sources(source_ids, source_mask)
+    num_rows = _check_sources(source_ids, source_mask, target.vocab_size)
     config = resolve(config, options)
     limit = per_row("max_new_tokens", config.max_new_tokens, num_rows, jnp.int32)
     bucket = _check_bucket(config.max_new_tokens, length_bucket)
     eos_ids = _check_eos_ids(target, config)
-    row_options = config.to_options(num_rows, eos_ids, target.num_ids)
+    # A draft whose vocabulary is padded further is cut to the same ids.
+    row_options = config.to_options(num_rows, eos_ids, target.num_ids or target.vocab_size)
     if drafter is not None:
         _check_drafter(target, drafter)
         target = target.with_features(drafter.feature_layers)
@@ -298,8 +299,8 @@ def resolve(
     return (config or GenerationConfig()).updated(options, ("drafter", "rule", *also))
 
 
-def _check_sources(source_ids: Any, source_mask: Any) -> int:
-    """Returns B."""
+def _check_sources(source_ids: Any, source_mask: Any, vocab_size: int) -> int:
+    """Returns B. Traced ids are not checked: one that does not exist reads the last embedding."""
     shape = np.shape(source_ids)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"`source_ids` must have shape [B, S], B and S at least 1, got {shape}")
@@ -307,6 +308,13 @@ def _check_sources(source_ids: Any, source_mask: Any) -> int:
         raise ValueError(
             f"`source_mask` must have the shape of `source_ids`, {shape}, got {source_mask.shape}"
         )
+    if not isinstance(source_ids, jax.core.Tracer) and not isinstance(source_mask, jax.core.Tracer):
+        real = np.asarray(source_ids)[np.asarray(source_mask, bool)]
+        wrong = real[(real < 0) | (real >= vocab_size)]
+        if len(wrong):
+            raise ValueError(
+                f"`source_ids` must be in 0..{vocab_size - 1} where `source_mask` is True, got {wrong[0]}"
+            )
     return shape[0]
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import sampling
 from specjax.types import Options
 
 MAX_INT = np.iinfo(np.int32).max
@@ -96,13 +97,21 @@ class GenerationConfig:
         """
         values = {name: getattr(self, name) for name in _RANGES}
         if self.temperature is None:
-            sampled = any(x is not None for x in (self.top_k, self.top_p, self.min_p))
-            values["temperature"] = 1.0 if sampled else 0.0
+            values["temperature"] = 0.0 if self.is_greedy else 1.0
         laid_out: Any = {
             name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
             for name, value in values.items()
         }
         return Options(**laid_out, eos_ids=eos_ids, num_ids=num_ids)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no row samples; of traced values False."""
+        if self.temperature is None:
+            return all(x is None for x in (self.top_k, self.top_p, self.min_p))
+        if isinstance(self.temperature, jax.core.Tracer):
+            return False
+        return bool(sampling.is_greedy(jnp.asarray(self.temperature)).all())
 
     def for_rows(self, index: np.ndarray, num_rows: int) -> "GenerationConfig":
         """Returns the config of rows `index` out of `num_rows`; rows may repeat. Not of traced values."""

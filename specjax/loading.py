@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from specjax import sharding
 from specjax.models import convert, heads, heads_io, quantize, t5
 from specjax.texts import Vocabulary
 from specjax.types import Params
+
+_HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+_VOCABULARY_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "sentencepiece.bpe.model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,36 +62,41 @@ class Model:
 
 def load(
     name_or_directory: str | os.PathLike,
-    dtype: str | None = None,
+    dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
+    **hub: Any,
 ) -> Model:
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
 
     Args:
       name_or_directory: for example "google-t5/t5-small", or a directory with config.json,
         model.safetensors (or its sharded index) and tokenizer files.
-      dtype: compute dtype, "float32", "bfloat16" or "float16"; None: float32 on a CPU, bfloat16
-        on GPU and TPU.
+      dtype: compute dtype, "float32", "bfloat16" or "float16", or the same of jax.numpy; None: float32 on
+        a CPU, bfloat16 on GPU and TPU.
       mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
         decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
       rules: what is divided over "model"; `sharding.REPLICATED` replicates the model, as suits a small
         draft.
+      **hub: `revision`, `subfolder`, `token`, `cache_dir` and `local_files_only`, for the hub.
 
     Raises:
       ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
     """
     if not isinstance(name_or_directory, str | os.PathLike):
         raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
+    unknown = hub.keys() - _HUB_OPTIONS
+    if unknown:
+        raise ValueError(f"`{unknown.pop()}` is no option of load; the hub takes {', '.join(_HUB_OPTIONS)}")
     place = None
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
             raise ValueError(f"`mesh` must be one of specjax.sharding.make_mesh(data, model), got {mesh!r}")
         place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
-    config, params = convert.load(name_or_directory, dtype, place)
+    config, params = convert.load(name_or_directory, dtype, place, hub)
     cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules)
     network = t5.T5Network(params, config, cache_sharding=cache_sharding)
-    return Model(network, load_tokenizer(name_or_directory))
+    return Model(network, load_tokenizer(name_or_directory, **hub))
 
 
 def check_loaded(target: Any) -> None:
@@ -142,8 +151,11 @@ def int8(model: Model) -> Model:
     return dataclasses.replace(model, network=quantize.QuantizedNetwork.of(model.network))
 
 
-def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
+def load_tokenizer(name_or_directory: str | os.PathLike, **hub: Any) -> Any:
     """Loads the transformers tokenizer of a hub id or a local directory.
+
+    Args:
+      name_or_directory: see `load`, as `hub`.
 
     Raises:
       ValueError: the directory holds none.
@@ -152,12 +164,14 @@ def load_tokenizer(name_or_directory: str | os.PathLike) -> Any:
     import transformers
 
     name = os.path.expanduser(os.fspath(name_or_directory))
-    needed = f"no tokenizer in {name!r}: it needs tokenizer.json with tokenizer_config.json, or spiece.model"
-    files = ("tokenizer.json", "tokenizer_config.json", "spiece.model")
-    # transformers 5 would make an empty one.
-    if os.path.isdir(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
-        raise ValueError(needed)
+    needed = f"no tokenizer in {name!r}: it needs {', or '.join(_VOCABULARY_FILES)}"
+    folder = os.path.join(name, hub.get("subfolder", ""))
+    # transformers 5 would make an empty one. ByT5's alone needs no vocabulary.
+    if os.path.isdir(folder) and not any(os.path.isfile(os.path.join(folder, f)) for f in _VOCABULARY_FILES):
+        config = os.path.join(folder, "tokenizer_config.json")
+        if not os.path.isfile(config) or '"ByT5Tokenizer"' not in pathlib.Path(config).read_text("utf-8"):
+            raise ValueError(needed)
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, **hub)
     except (OSError, ValueError) as error:
         raise ValueError(f"{needed} ({error})") from error

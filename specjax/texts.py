@@ -43,12 +43,20 @@ def check_prompts(prompts: Any) -> list[str]:
     Raises:
       ValueError: they are no texts, or none.
     """
-    several = not isinstance(prompts, str | bytes) and hasattr(prompts, "__iter__")
+    several = not isinstance(prompts, str | bytes | Mapping) and hasattr(prompts, "__iter__")
     found = list(prompts) if several else []
     if not found or not all(isinstance(p, str) for p in found):
         raise ValueError(
             f'`prompts` must be a non-empty list of strings, as in ["a text"], got {prompts!r:.80}'
         )
+    for i, prompt in enumerate(found):
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"prompts[{i}] must be Unicode text, got half of a surrogate pair at {error.start}; "
+                'replace it, as in text.encode("utf-8", "replace").decode()'
+            ) from error
     return found
 
 
@@ -86,13 +94,24 @@ def check_vocabularies(target: Vocabulary | None, draft: Vocabulary | None) -> N
     )
 
 
-def source_ids(tokenizer: Any, prompts: Sequence[str], truncate: bool = False) -> list[list[int]]:
+def source_ids(
+    tokenizer: Any, prompts: Sequence[str], truncate: bool = False, vocab_size: int | None = None
+) -> list[list[int]]:
     """The ids of every prompt, the end token last.
 
+    Args:
+      vocab_size: rows of the embedding; None: not checked.
+
     Raises:
-      ValueError: a source is over the limit and `truncate` is False.
+      ValueError: a source is over the limit and `truncate` is False, or has an id without an embedding.
     """
     rows = [list(ids) for ids in tokenizer(list(prompts), verbose=False).input_ids]
+    for i, row in enumerate(rows):
+        if vocab_size is not None and max(row, default=0) >= vocab_size:
+            raise ValueError(
+                f"prompts[{i}] has the id {max(row)}, but the model has {vocab_size} embeddings and the "
+                f"tokenizer {len(tokenizer)} ids; leave out tokens that were added, or resize the model"
+            )
     longest = max(range(len(rows)), key=lambda i: len(rows[i]))
     if len(rows[longest]) > MAX_SOURCE_LENGTH and not truncate:
         raise ValueError(
@@ -128,10 +147,12 @@ def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int]
     """
     if not strings:
         return None
+    special = getattr(tokenizer, "all_special_tokens", [])
+    skip = not any(token in string for token in special for string in strings)
 
     def stop(ids: list[int], num_before: int) -> int | None:
         for end in range(num_before + 1, len(ids) + 1):
-            text = tokenizer.decode(ids[:end], skip_special_tokens=True)
+            text = tokenizer.decode(ids[:end], skip_special_tokens=skip)
             if any(string in text for string in strings):
                 return end
         return None

@@ -13,7 +13,7 @@ T = TypeVar("T")
 def read_lines(path: str | pathlib.Path) -> list[str]:
     """Lines of a text file, `.gz` or plain, without their line ends.
 
-    Only a line feed ends a line, with or without a carriage return before it. Corpora hold other
+    A line ends with a line feed, a carriage return or both, as in Python's text files. Corpora hold other
     separators (U+2028, U+0085) inside sentences; splitting there would misalign parallel files.
 
     Raises:
@@ -34,8 +34,8 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
 
 def split_lines(text: str) -> list[str]:
     """Lines of a text, as `read_lines` has them."""
-    lines = text.split("\n")
-    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def read_pairs(source: str | pathlib.Path, target: str | pathlib.Path) -> list[tuple[str, str]]:

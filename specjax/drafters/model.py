@@ -187,7 +187,7 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
 def check_network(network: Network, target: Network, share_encoder: bool) -> None:
     """Raises a ValueError where a draft model cannot draft for `target`."""
     theirs, ours = network.vocab_size, target.vocab_size
-    if theirs != ours and (target.num_ids is None or theirs < target.num_ids):
+    if theirs < (target.num_ids or ours):
         raise ValueError(
             f"the draft's vocabulary must be the target's, {ours} ids, got {theirs}: a draft must share the "
             "target's tokenizer; where vocabularies are padded to different sizes, the target's `num_ids` "

@@ -20,6 +20,7 @@ class T5Config:
       dropout_rate: used in training only.
       dtype: compute dtype, a string: "float32", "bfloat16" or "float16".
       pad_id, eos_id, start_id: special ids; the decoder's input begins with `start_id`.
+      other_eos_ids: further ids that end a row.
     """
 
     vocab_size: int = 32128
@@ -40,6 +41,7 @@ class T5Config:
     pad_id: int = 0
     eos_id: int = 1
     start_id: int = 0
+    other_eos_ids: tuple[int, ...] = ()
 
     @property
     def precision(self) -> jax.lax.Precision:

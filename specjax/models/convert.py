@@ -9,11 +9,13 @@ linear layer as (out, in); the kernels here are (in, out), with H and D apart.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -139,6 +141,9 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
     tied = config.get("tie_word_embeddings", True) is not False
     scaled = config.get("scale_decoder_outputs", tied if kind == "t5" else False)
     given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
+    if isinstance(given.get("eos_id"), list):
+        given["eos_id"], *others = given["eos_id"]
+        given["other_eos_ids"] = tuple(others)
     given.setdefault("num_decoder_layers", given["num_layers"])
     given.setdefault("start_id", given.get("pad_id", 0))
     return T5Config(**given, gated=projection != "relu", tied_head=tied, scale_logits=bool(scaled))
@@ -150,7 +155,9 @@ def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
     Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would leave
     out the scale; no published T5 is of that form.
     """
+    eos_ids = [config.eos_id, *config.other_eos_ids]
     return {key: getattr(config, name) for name, key in _KEYS.items()} | {
+        "eos_token_id": eos_ids if config.other_eos_ids else config.eos_id,
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
         "is_encoder_decoder": True,
@@ -177,7 +184,10 @@ def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> T5C
 
 
 def load(
-    source: str | os.PathLike[str], dtype: str | None = None, place: Callable[[Any], Any] | None = None
+    source: str | os.PathLike[str],
+    dtype: str | None = None,
+    place: Callable[[Any], Any] | None = None,
+    hub: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[T5Config, dict[str, Any]]:
     """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
 
@@ -186,12 +196,13 @@ def load(
       dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
       place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
         devices, one after the other, and a process reads the parts of its own devices only.
+      hub: `revision`, `subfolder`, `token` and the like, for the hub.
 
     Returns:
       The config and the params, in the structure of `T5(config).init(...)["params"]`; without
       `place` as arrays on JAX's default device (see `jax.default_device`).
     """
-    with _opened(source, _compute_dtype(dtype)) as (config, checkpoint):
+    with _opened(source, _compute_dtype(dtype), hub) as (config, checkpoint):
         places = {} if place is None else _by_path(place(shapes(config)))
         return config, _nest(
             (t.path, _read(checkpoint, t, config.dtype, places.get(t.path))) for t in tensor_names(config)
@@ -222,10 +233,15 @@ def shapes(config: T5Config) -> dict[str, Any]:
     )
 
 
-def _compute_dtype(dtype: str | None) -> str:
+def _compute_dtype(dtype: Any) -> str:
     on_cpu = jax.default_backend() == "cpu"
     if dtype is None:
         return "float32" if on_cpu else "bfloat16"
+    if not isinstance(dtype, str):  # as in jnp.bfloat16
+        try:
+            dtype = jnp.dtype(dtype).name
+        except TypeError:
+            pass
     if dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if dtype == "float16" and on_cpu:
@@ -234,26 +250,35 @@ def _compute_dtype(dtype: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _opened(source: str | os.PathLike[str], dtype: str) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
+def _opened(
+    source: str | os.PathLike[str], dtype: str, hub: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
     """Yields the config of a checkpoint and its open files, checked against each other."""
     source = os.path.expanduser(os.fspath(source))
-    path = _locate(source, "config.json")
+    locate = functools.partial(_locate, source, hub=hub)
+    path = locate("config.json")
     if path is None:
         where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
         raise ValueError(
             f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
             "Face's format"
         )
-    config = dataclasses.replace(config_from_hf(_read_json(path)), dtype=dtype)
+    described = _read_json(path)
+    generation = locate("generation_config.json")
+    if generation is not None:  # special ids stand there too, and what stands there holds
+        found = _read_json(generation)
+        described |= {key: found[key] for key in IDS.values() if found.get(key) is not None}
+    config = dataclasses.replace(config_from_hf(described), dtype=dtype)
     with contextlib.ExitStack() as stack:
-        checkpoint = _Checkpoint(_weight_files(source), stack)
+        copies = (*ALIASES, HEAD) if config.tied_head and config.scale_logits else ALIASES
+        checkpoint = _Checkpoint(_weight_files(source, locate), copies, stack)
         own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
         config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
         _check(checkpoint, config)
         yield config, checkpoint
 
 
-def _locate(source: str, name: str) -> str | None:
+def _locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """Returns the path of one file of a local directory or of a hub repository, None where it is missing."""
     if os.path.isdir(source):
         path = os.path.join(source, name)
@@ -262,10 +287,10 @@ def _locate(source: str, name: str) -> str | None:
         raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
     if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
         raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
-    from transformers.utils import hub  # slow to import, and needed for hub ids only
+    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only
 
     try:
-        return hub.cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{source!r} is neither a local directory nor a model that could be fetched from the hub: {error}"
@@ -282,21 +307,21 @@ def _read_json(path: str) -> dict[str, Any]:
     return content
 
 
-def _weight_files(source: str) -> list[str]:
+def _weight_files(source: str, locate: Callable[[str], str | None]) -> list[str]:
     """Returns the paths of the safetensors files: the one, or the shards that the index names."""
-    path = _locate(source, WEIGHTS)
+    path = locate(WEIGHTS)
     if path is not None:
         return [path]
-    index = _locate(source, INDEX)
+    index = locate(INDEX)
     if index is None:
-        legacy = any(_locate(source, name) for name in (LEGACY, f"{LEGACY}.index.json"))
+        legacy = any(locate(name) for name in (LEGACY, f"{LEGACY}.index.json"))
         remedy = (
             f"only {LEGACY}: convert it with `python scripts/convert_checkpoint.py --input={source} "
             "--output=DIRECTORY` (it needs torch: pip install 'specjax[parity]')"
         )
         raise ValueError(f"{source} has {remedy if legacy else f'neither {WEIGHTS} nor {INDEX}'}")
     shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    paths = {name: _locate(source, name) for name in shards}
+    paths = {name: locate(name) for name in shards}
     absent = [name for name, path in paths.items() if path is None]
     if absent or not shards:
         raise ValueError(f"{index} names missing shards: {', '.join(absent) or '(none named)'}")
@@ -306,7 +331,7 @@ def _weight_files(source: str) -> list[str]:
 class _Checkpoint:
     """The open files of a checkpoint; a tensor is read when it is needed."""
 
-    def __init__(self, paths: list[str], stack: contextlib.ExitStack):
+    def __init__(self, paths: list[str], copies: Sequence[str], stack: contextlib.ExitStack):
         self._file_of: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
@@ -319,9 +344,14 @@ class _Checkpoint:
             for name in file.keys():
                 self._file_of[name] = file
                 self.shapes[name] = tuple(file.get_slice(name).get_shape())
+        # Some files hold the embedding under the name of a copy only.
+        found = [name for name in copies if name in self.shapes]
+        self._stored_as = {} if EMBEDDING in self.shapes or not found else {EMBEDDING: found[0]}
+        for name, stored in self._stored_as.items():
+            self._file_of[name], self.shapes[name] = self._file_of[stored], self.shapes[stored]
 
     def read(self, name: str) -> np.ndarray:
-        return self._file_of[name].get_tensor(name)
+        return self._file_of[name].get_tensor(self._stored_as.get(name, name))
 
     def read_part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
         """Reads the part `index` of a parameter, and no other part of the file."""
@@ -337,7 +367,8 @@ class _Checkpoint:
         return self._slice(tensor.name, spans[::-1]).T.reshape(shape)
 
     def _slice(self, name: str, spans: list[range]) -> np.ndarray:
-        return self._file_of[name].get_slice(name)[tuple(slice(span.start, span.stop) for span in spans)]
+        stored = self._file_of[name].get_slice(self._stored_as.get(name, name))
+        return stored[tuple(slice(span.start, span.stop) for span in spans)]
 
     def same(self, name: str, other: str) -> bool:
         return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
@@ -438,11 +469,12 @@ def save(
     def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
-    ids = {key: getattr(config, name) for name, key in IDS.items()}
+    described = config_to_hf(config, dtype)
+    ids = {key: described[key] for key in IDS.values()}
     writers = {
         WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
         "generation_config.json": lambda path: write_json(path, ids),
-        "config.json": lambda path: write_json(path, config_to_hf(config, dtype)),
+        "config.json": lambda path: write_json(path, described),
     }
     if tokenizer is not None:
         tokenizer.save_pretrained(str(directory))

@@ -200,7 +200,7 @@ class T5Network(Network):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        return (self.config.eos_id,)
+        return (self.config.eos_id, *self.config.other_eos_ids)
 
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
