@@ -1,0 +1,51 @@
+"""Several tasks in one training run."""
+
+import pytest
+
+from experiments.lib import tasks
+from tests.experiments import program
+
+
+def test_a_mixture_names_tasks_and_how_often_an_epoch_has_them():
+    assert tasks.parse_mixture(["multi30k_en_de:2", "scitldr"]) == {"multi30k_en_de": 2, "scitldr": 1}
+    for parts, message in {
+        ("chess",): "--task=chess: give tasks of cnn_dailymail",
+        ("mbpp", "mbpp"): "--task=mbpp: .* each once",
+        ("mbpp:0",): "--task=mbpp:0: give a whole number from 1 behind the colon, as in mbpp:2",
+        ("mbpp:often",): "--task=mbpp:often: give a whole number",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            tasks.parse_mixture(parts)
+
+
+def test_two_tasks_are_trained_together_and_validated_apart(corpus, tmp_path):
+    """The second has no validation pairs of its own; its tokenizer is trained on both."""
+    folder = corpus / "en_de_more"
+    folder.mkdir(exist_ok=True)
+    for language in ("en", "de"):
+        lines = (corpus / "multi30k" / f"train.{language}").read_text()
+        (folder / f"mlqe_pe.train.{language}").write_text(lines)
+    done = program.run(
+        "train",
+        f"--data_dir={corpus}",
+        "--task=multi30k_en_de:2,wikipedia_en_de",
+        f"--tokenizer={tmp_path}/tokenizer",
+        "--tokenizer_task=multi30k_en_de,wikipedia_en_de",
+        "--vocab_size=36",
+        "--d_model=16",
+        "--d_kv=8",
+        "--d_ff=16",
+        "--num_heads=2",
+        "--num_layers=1",
+        "--num_decoder_layers=1",
+        "--num_steps=2",
+        "--warmup_steps=1",
+        "--batch_size=8",
+        "--buckets=64",
+        "--report_every=2",
+        f"--output={tmp_path}/run",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "240 training pairs" in done.stdout  # 2 x 80 + 80
+    (report,) = [line for line in done.stdout.splitlines() if line.startswith("step 2/2")]
+    assert "validation loss multi30k_en_de " in report and "wikipedia_en_de" not in report
