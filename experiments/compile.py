@@ -115,7 +115,7 @@ def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path
             raise
         peak = float(used[1]) / (1024 if used[2] == "M" else 1)
         took = round(time.perf_counter() - started, 1)
-        return {"peak_gib": peak, "memory_gib": gib(devices.memory), "fits": "no", "compile_s": took}
+        return {"peak_gib": peak, "usable_gib": gib(devices.usable), "fits": "no", "compile_s": took}
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if hlo_path is not None:
         results.write_text(hlo_path, text)
@@ -124,8 +124,8 @@ def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path
         "arguments_gib": gib(memory.argument_size_in_bytes),
         "temporaries_gib": gib(memory.temp_size_in_bytes),
         "peak_gib": gib(peak),
-        "memory_gib": gib(devices.memory),
-        "fits": "yes" if peak <= devices.memory else "no",
+        "usable_gib": gib(devices.usable),
+        "fits": "yes" if peak <= devices.usable else "no",
         **loop_row(hlo.Module.parse(text).rounds(_PROGRAM.value), request, devices.platform),
         "compile_s": round(time.perf_counter() - started, 1),
     }
@@ -133,21 +133,18 @@ def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path
 
 def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[str, Any]:
     """Returns what stands in the loop over rounds; counts are of one round."""
-    steps = hlo.draft_loops(rounds)
-    in_draft = [one for one in rounds.everything() if one.is_in("draft")]
-    others = [one for one in rounds.everything() if not one.is_in("draft")]
+    in_draft = hlo.of_draft(rounds)
+    others = [one for one in rounds.everything() if one not in in_draft]
     count = "kernels" if platform == "cuda" else "instructions"
-    per_step = sum(loop.num_kernels for loop in steps)
-    num_steps = request.program.max_depth - 1  # the first draft comes of the call before the loop
-    inside = {id(loop) for loop in steps}
-    rest = sum(loop.num_kernels for loop in rounds.inner if id(loop) not in inside)
+    # The first draft comes of the call before the loop.
+    per_step, per_round = hlo.per_round(rounds, request.program.max_depth - 1)
     return {
         "collectives_in_draft": hlo.names([one for one in in_draft if one.is_collective]) or "none",
         "collectives_in_verify": hlo.names([one for one in others if one.is_collective]) or "none",
         "large_copies": sum(one.opcode == "copy" and one.num_bytes > LARGE for one in rounds.everything()),
         "custom_calls": hlo.names([one for one in rounds.everything() if one.target]) or "none",
-        f"{count}_per_draft_step": per_step if steps else "no loop",
-        f"{count}_per_round": rounds.num_kernels + rest + per_step * num_steps,
+        f"{count}_per_draft_step": per_step or "no loop",
+        f"{count}_per_round": per_round,
     }
 
 
@@ -175,7 +172,7 @@ def rows(console: Console) -> Iterator[dict[str, Any]]:
                 ):
                     row = compiled_row(devices, request(mesh, target, column, batch_size), path)
                 peaks[batch_size] = row["peak_gib"]
-                yield settings | row | largest_batch(peaks, row["memory_gib"])
+                yield settings | row | largest_batch(peaks, row["usable_gib"])
 
 
 def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:

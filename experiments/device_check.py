@@ -87,7 +87,7 @@ def profile_row(console: Console) -> dict[str, Any]:
         launches = _launches(folder)
     num_rounds = int(np.asarray(after.stats.num_rounds)[0])
     loop = hlo.Module.parse(compiled.as_text()).rounds("sampled")
-    per_step = sum(step.num_kernels for step in hlo.draft_loops(loop))
+    _, per_round = hlo.per_round(loop, NUM_DRAFT - 1)
     stats = jax.devices()[0].memory_stats() or {}
     return {
         "device": results.hardware(),
@@ -96,7 +96,7 @@ def profile_row(console: Console) -> dict[str, Any]:
         "num_draft": NUM_DRAFT,
         "rounds_profiled": num_rounds,
         "kernels_launched_per_round": round(launches / num_rounds) if launches else "not reported",
-        "kernels_compiled_per_round": loop.num_kernels + per_step * (NUM_DRAFT - 1),
+        "kernels_compiled_per_round": per_round,
         "peak_gib_measured": stats.get("peak_bytes_in_use", 0) / 2**30 or "not reported",
         "peak_gib_compiled": compiled.memory_analysis().peak_memory_in_bytes / 2**30,
     }

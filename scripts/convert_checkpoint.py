@@ -27,10 +27,17 @@ _SHARD = flags.DEFINE_float("shard_gb", 4.0, "Largest shard, in 10^9 bytes.", lo
 
 WHOLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 COPIED = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
-COPIED += ("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
-# The embedding under other names, and a table that T5 v1.0 files hold and no T5 reads.
-DROPPED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-DROPPED += ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+COPIED += (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+)
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# A table that T5 v1.0 files hold and no T5 reads.
+DROPPED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
 
 def located(name: str) -> str | None:
@@ -61,29 +68,40 @@ def weight_files() -> list[str]:
     return [path for path in found if path is not None]
 
 
-def tensors(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields names and tensors of one file, each read when it is asked for."""
+def opened(path: str) -> dict[str, Any]:
+    """Returns the tensors of one file by name, each read from the disk when it is used."""
     import torch
 
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
         if "mmap" not in str(error):
             raise
-        print(
-            f"{path} was written by an old PyTorch: it is loaded whole ({os.path.getsize(path) / 1e9:.1f} GB)"
-        )
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    shared = loaded.get("shared.weight")
-    for name in sorted(loaded):
-        tensor = loaded[name]
-        is_copy = name == "lm_head.weight" and shared is not None and tensor.data_ptr() == shared.data_ptr()
-        if name in DROPPED or is_copy:
-            continue
-        yield (
-            name,
-            tensor.to(getattr(torch, _DTYPE.value or str(tensor.dtype).removeprefix("torch."))).clone(),
-        )
+        gigabytes = os.path.getsize(path) / 1e9
+        print(f"{path} was written by an old PyTorch: it is loaded whole ({gigabytes:.1f} GB)")
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def tensors(paths: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yields names and tensors of all files, without copies of the embedding."""
+    import torch
+
+    files = [opened(path) for path in paths]
+    embedding = next((file[EMBEDDING] for file in files if EMBEDDING in file), None)
+    for file in files:
+        for name in sorted(file):
+            tensor = file[name]
+            is_copy = name in COPIES or (name == HEAD and embedding is not None and same(tensor, embedding))
+            if name in DROPPED or (is_copy and embedding is not None):
+                continue
+            if name in COPIES:  # the only one there is
+                embedding, name = tensor, EMBEDDING
+            yield name, tensor.to(getattr(torch, _DTYPE.value) if _DTYPE.value else tensor.dtype).clone()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two tensors are one in memory."""
+    return one.data_ptr() == other.data_ptr()
 
 
 def write_shards(folder: pathlib.Path) -> None:
@@ -101,12 +119,11 @@ def write_shards(folder: pathlib.Path) -> None:
             pending.clear()
 
     size = 0
-    for path in weight_files():
-        for name, tensor in tensors(path):
-            if size + tensor.nbytes > 1e9 * _SHARD.value:
-                flush()
-                size = 0
-            pending[name], size = tensor.contiguous(), size + tensor.nbytes
+    for name, tensor in tensors(weight_files()):
+        if size + tensor.nbytes > 1e9 * _SHARD.value:
+            flush()
+            size = 0
+        pending[name], size = tensor.contiguous(), size + tensor.nbytes
     flush()
     if len(shards) == 1:
         os.replace(folder / "0.part", folder / "model.safetensors")

@@ -41,6 +41,12 @@ fi
 # loop over drafted tokens launches every kernel from the host.
 buffers="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
 
+backend="$("${PYTHON:-python}" -c 'import jax; print(jax.default_backend())')"
+if [ "$backend" != gpu ] && [ "${SMALL:-0}" != 1 ]; then
+  echo "gpu_check.sh: JAX finds no GPU here but $backend: pip install -e '.[cuda]', or SMALL=1 to try the script" >&2
+  exit 2
+fi
+
 failed=0
 step() { # NAME EXPERIMENT FLAGS...: one step, while there is time
   local name="$1" experiment="$2" started="$SECONDS" left=$((deadline - SECONDS)) state=ended status=0
@@ -65,18 +71,14 @@ measured() { # NAME FLAGS...: a step of experiments.walltime
   step "$name" walltime --flagfile=configs/gpu_check.flags "$@" "${quick[@]}"
 }
 
-with_buffers() { # the rest of the line, with loops in command buffers; a CPU has none and knows no such flags
-  if "${PYTHON:-python}" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
-    XLA_FLAGS="${XLA_FLAGS:-} $buffers" "$@"
-  else
-    "$@"
-  fi
-}
-
 step tokens device_check --part=tokens
 measured xxl "${xxl[@]}"
 step profile device_check --part=profile "${xxl[@]}"
-with_buffers measured command_buffers "${xxl[@]}"
+if [ "$backend" = gpu ]; then
+  XLA_FLAGS="${XLA_FLAGS:-} $buffers" measured command_buffers "${xxl[@]}"
+else
+  printf '| command_buffers | not applicable: %s has none | |\n' "$backend" >> "$report"
+fi
 measured shallow_draft "${shallow[@]}"
 measured batch_8 "${xxl[@]}" --batch_size=8
 measured batch_32 "${xxl[@]}" --batch_size=32

@@ -321,10 +321,10 @@ class Typical(AcceptanceRule):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(AcceptanceRule):
-    """What every lossless rule is at temperature 0, where p is one-hot; it is no sampler above.
+    """The form that every lossless rule takes at temperature 0, where p is one-hot; not valid above it.
 
-    For callers who want to state that nothing is sampled: a temperature above 0 is then refused. The greedy
-    program itself calls `match_argmax`.
+    For callers who want to state that nothing is sampled: a temperature above 0 raises a ValueError. The
+    greedy program itself calls `match_argmax`.
     """
 
     is_lossless = True

@@ -222,8 +222,9 @@ def _check_call(
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
     config = dataclasses.replace(config, max_new_tokens=limit)
     sources = texts.source_ids(target.tokenizer, prompts, truncate, target.network.vocab_size)
+    network = target.network
     prefix, prefix_length = texts.encode_prefixes(
-        target.tokenizer, decoder_prefix, len(prompts), target.network.start_id, target.network.pad_id
+        target.tokenizer, decoder_prefix, len(prompts), network.start_id, network.pad_id, network.vocab_size
     )
     of_row = np.repeat(np.arange(len(prompts)), num_samples)
     return _CheckedCall(

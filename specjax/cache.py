@@ -48,8 +48,8 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array, slots_last: bool 
       start: `[B] int32` slot of each row's first new token.
 
     Returns:
-      The buffer. Entries that would fall beyond slot T - 1 are dropped; the caller sees to it that there are
-      none where B is 1, for which the write is moved to fit.
+      The buffer. Entries beyond slot T - 1 are dropped, except where B is 1: there the whole write would be
+      moved back over earlier entries, so callers leave room (`round.Program.num_slots`).
     """
     if buffer.shape[0] == 1:  # one slice in place, where a scatter would be four kernels
         entries = new.transpose(0, 2, 3, 1) if slots_last else new.swapaxes(1, 2)

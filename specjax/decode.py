@@ -300,7 +300,7 @@ def resolve(
 
 
 def _check_sources(source_ids: Any, source_mask: Any, vocab_size: int) -> int:
-    """Returns B. Traced ids are not checked: one that does not exist reads the last embedding."""
+    """Returns B. Traced ids are not checked: one that does not exist reads some embedding."""
     shape = np.shape(source_ids)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"`source_ids` must have shape [B, S], B and S at least 1, got {shape}")

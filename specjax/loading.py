@@ -135,7 +135,8 @@ def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwor
         return network
     whole = jax.device_put((network.params, network.frozen), sharding.replicated(target.mesh))
     place = sharding.of_cache(target.mesh, sharding.REPLICATED)
-    return network.replace(params=whole[0], frozen=whole[1], cache_sharding=place)
+    originals = heads.Originals(network.frozen)
+    return network.replace(params=whole[0], frozen=whole[1], cache_sharding=place, originals=originals)
 
 
 def int8(model: Model) -> Model:
@@ -165,7 +166,7 @@ def load_tokenizer(name_or_directory: str | os.PathLike, **hub: Any) -> Any:
 
     name = os.path.expanduser(os.fspath(name_or_directory))
     needed = f"no tokenizer in {name!r}: it needs {', or '.join(_VOCABULARY_FILES)}"
-    folder = os.path.join(name, hub.get("subfolder", ""))
+    folder = os.path.join(name, hub.get("subfolder") or "")
     # transformers 5 would make an empty one. ByT5's alone needs no vocabulary.
     if os.path.isdir(folder) and not any(os.path.isfile(os.path.join(folder, f)) for f in _VOCABULARY_FILES):
         config = os.path.join(folder, "tokenizer_config.json")

@@ -139,8 +139,8 @@ class Stats(struct.PyTreeNode):
 class LoopState(struct.PyTreeNode):
     """What the next round needs.
 
-    A row that has ended is fed on until the loop ends: its length stands still, and whatever is written for
-    it lies at or beyond its root.
+    A row that has ended keeps being decoded until the loop ends: its length stands still, and whatever is
+    written for it lies at or beyond its root.
 
     Attributes:
       context: committed ids and the source; see `types.Context`.

@@ -105,8 +105,7 @@ def distribution(logits: jax.Array, options: Options, history: History) -> jax.A
     logits = adjust_logits(logits, options, history)
     greedy = is_greedy(options.temperature)
     temperature = jnp.where(greedy, 1.0, options.temperature).astype(logits.dtype)[:, None, None]
-    # The largest is subtracted before the division: over a temperature of 1e-5 quotients would lose their
-    # differences.
+    # Subtract the maximum first: at a temperature of 1e-5 large quotients would round away small differences.
     shifted = logits - logits.max(-1, keepdims=True)
     weights = jnp.exp(shifted / temperature)
     soft = _filter(weights / weights.sum(-1, keepdims=True), options)

@@ -122,12 +122,17 @@ def source_ids(
 
 
 def encode_prefixes(
-    tokenizer: Any, texts: str | Sequence[str] | None, num_rows: int, start_id: int, pad_id: int
+    tokenizer: Any,
+    texts: str | Sequence[str] | None,
+    num_rows: int,
+    start_id: int,
+    pad_id: int,
+    vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The decoder's input so far: `[B, P] int32`, the start token first, and lengths `[B]`.
 
     Raises:
-      ValueError: not one text, nor one per row.
+      ValueError: not one text, nor one per row; an id without an embedding, of which there are `vocab_size`.
     """
     rows = [""] * num_rows if texts is None else [texts] * num_rows if isinstance(texts, str) else list(texts)
     if len(rows) != num_rows:
@@ -135,6 +140,12 @@ def encode_prefixes(
             f"`decoder_prefix` must be one text, or one per prompt ({num_rows}), got {len(rows)} entries"
         )
     ids = [tokenizer(row, add_special_tokens=False).input_ids if row else [] for row in rows]
+    largest = max((max(row) for row in ids if row), default=0)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"`decoder_prefix` has the id {largest}, but the model has {vocab_size} embeddings; leave out "
+            "tokens that were added, or resize the model"
+        )
     rows_of_ids = [[start_id, *row] for row in ids]
     prefix, mask = data.pad(rows_of_ids, max(map(len, rows_of_ids)), pad_id)
     return prefix, mask.sum(1).astype(np.int32)

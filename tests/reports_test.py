@@ -166,3 +166,17 @@ def test_a_dtype_of_jax_is_taken(directory):
 def test_a_carriage_return_ends_a_line(tmp_path):
     (tmp_path / "old.txt").write_bytes(b"one\rtwo\r\nthree\n")
     assert data.read_lines(tmp_path / "old.txt") == ["one", "two", "three"]
+
+
+def test_a_subfolder_of_a_directory_is_read_whole(tmp_path, directory):
+    """Config, weights and tokenizer of it, not of the directory around it."""
+    other = convert.T5Config(**{**vars(TINY), "d_ff": 20})
+    convert.save(tmp_path / "model" / "inner", other, random_params(other))
+    edit(tmp_path / "model" / "inner" / "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", extra_ids=0)
+    assert specjax.load(tmp_path / "model", subfolder="inner").config.d_ff == 20
+    assert convert.load(directory)[0].d_ff == TINY.d_ff
+
+
+def test_a_prefix_with_an_id_without_an_embedding_is_refused():
+    with pytest.raises(ValueError, match="`decoder_prefix` has the id 32, but the model has 31 embeddings"):
+        specjax.generate(random_model(1, Letters([*text_model.PIECES, *"01"])), ["a"], decoder_prefix="1")

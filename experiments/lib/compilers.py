@@ -63,6 +63,11 @@ class Slice:
     memory: int
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def usable(self) -> int:
+        """Bytes that a program gets: a TPU keeps 256 MiB, JAX takes three quarters of a GPU by default."""
+        return self.memory - (256 << 20) if self.platform == "tpu" else self.memory * 3 // 4
+
 
 def _gpu(name: str, memory: int, bandwidth: float) -> Slice:
     config = _GPU.format(name=f"NVIDIA {name}", memory=memory, bandwidth=int(bandwidth))

@@ -18,11 +18,10 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Neither work nor a launch: names, views, control, and the ends of what was started.
+# Neither work nor a launch: names, views, control; and so are the ends of what was started.
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
-    "replica-id opt-barrier add-dependency async-update async-done copy-done all-reduce-done all-gather-done "
-    "collective-permute-done".split()
+    "replica-id opt-barrier add-dependency".split()
 )
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4}
 _BYTES |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8, "s4": 1, "u4": 1}
@@ -54,7 +53,7 @@ class Instruction:
     @property
     def is_kernel(self) -> bool:
         """Whether a GPU launches something for it."""
-        return self.opcode not in _NO_KERNEL
+        return self.opcode not in _NO_KERNEL and not self.opcode.endswith(("-done", "-update"))
 
     @property
     def is_collective(self) -> bool:
@@ -149,6 +148,20 @@ class Module:
 def draft_loops(rounds: Loop) -> list[Loop]:
     """Returns the loops over drafted tokens: those of the draft stage."""
     return [loop for loop in rounds.inner if "/draft/" in loop.op_name]
+
+
+def of_draft(rounds: Loop) -> list[Instruction]:
+    """Returns what a round runs while it drafts, in loops and before them."""
+    inside = [one for loop in draft_loops(rounds) for one in loop.everything()]
+    return inside + [one for one in rounds.everything() if one.is_in("draft") and one not in inside]
+
+
+def per_round(rounds: Loop, num_steps: int) -> tuple[int, int]:
+    """Returns the kernels of one step over drafted tokens, and of a round with `num_steps` of them."""
+    steps = draft_loops(rounds)
+    others = [loop for loop in rounds.inner if loop not in steps]
+    per_step = sum(loop.num_kernels for loop in steps)
+    return per_step, rounds.num_kernels + sum(loop.num_kernels for loop in others) + per_step * num_steps
 
 
 def names(instructions: Iterator[Instruction] | list[Instruction]) -> str:

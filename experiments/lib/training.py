@@ -82,14 +82,19 @@ def pairs(split: str, count: int | None = None) -> Sequence[data.TextPair]:
     if len(parts) == 1 and count is None:
         return parts[0]  # a prepared dataset is read as it is indexed
     share = 1.0 if count is None else min(1.0, count / sum(map(len, parts)))
-    return [pair for part in parts for pair in tasks.first(part, round(share * len(part)))]
+    return [pair for part in parts for pair in tasks.first(part, max(1, round(share * len(part))))]
 
 
 def pairs_of(name: str, split: str) -> Sequence[data.TextPair]:
-    """Returns the pairs of a split of one task; none if only other tasks of the mixture have that split."""
-    parts = {part.partition("[")[0] for part in split.split("+")}
-    others = [other for other in mixture() if parts <= data.TASKS[other].files.keys()]
-    return [] if others and name not in others else tasks.pairs(split, name)
+    """Returns the pairs of a split of one task; of `a+b` the parts that this task has.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `data.load`, where no task of the mixture has a part.
+    """
+    parts = split.split("+")
+    has = lambda other, part: part.partition("[")[0] in data.TASKS[other].files  # noqa: E731
+    own = [part for part in parts if has(name, part) or not any(has(other, part) for other in mixture())]
+    return tasks.pairs("+".join(own), name) if own else []
 
 
 def shapes() -> list[data.Shape]:

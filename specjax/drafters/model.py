@@ -187,11 +187,12 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
 def check_network(network: Network, target: Network, share_encoder: bool) -> None:
     """Raises a ValueError where a draft model cannot draft for `target`."""
     theirs, ours = network.vocab_size, target.vocab_size
-    if theirs < (target.num_ids or ours):
+    existing = target.num_ids or ours
+    if theirs < existing:
         raise ValueError(
-            f"the draft's vocabulary must be the target's, {ours} ids, got {theirs}: a draft must share the "
-            "target's tokenizer; where vocabularies are padded to different sizes, the target's `num_ids` "
-            "states how many ids exist"
+            f"the draft's vocabulary must be the target's, {existing} ids, got {theirs}: a draft must share "
+            "the target's tokenizer; where both are padded differently, its `num_ids` states how many "
+            "ids exist"
         )
     if share_encoder and network.encoded_width != target.encoded_width:
         raise ValueError(

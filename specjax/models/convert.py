@@ -142,6 +142,8 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
     scaled = config.get("scale_decoder_outputs", tied if kind == "t5" else False)
     given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
     if isinstance(given.get("eos_id"), list):
+        if not given["eos_id"]:
+            raise ValueError("eos_token_id is an empty list: give the ids that end a text, in config.json")
         given["eos_id"], *others = given["eos_id"]
         given["other_eos_ids"] = tuple(others)
     given.setdefault("num_decoder_layers", given["num_layers"])
@@ -281,7 +283,7 @@ def _opened(
 def _locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """Returns the path of one file of a local directory or of a hub repository, None where it is missing."""
     if os.path.isdir(source):
-        path = os.path.join(source, name)
+        path = os.path.join(source, hub.get("subfolder") or "", name)
         return path if os.path.isfile(path) else None
     if os.path.isfile(source):
         raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
