@@ -93,7 +93,7 @@ def adapted(drafter: Drafter) -> AdaptiveDrafter:
 
 # ---- an enumeration
 
-SOURCE = np.array([2, 1, 0])
+SOURCE = np.array([1, 0, 0])
 NUM_TOKENS = 12  # slots for output: no row gets that far
 
 
@@ -185,7 +185,7 @@ class Case:
 
     def num_wrong_greedy(self, rounds: Rounds | None = None) -> int:
         """Returns how many of four rows differ from the target's argmax path in the greedy program."""
-        sources = np.array([[2, 1, 0], [0, 1, 2], [1, 1, 1], [2, 0, 2]])
+        sources = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]])
         config = dataclasses.replace(self.config, temperature=0.0, max_new_tokens=self.num_tokens)
         request = dataclasses.replace(self, config=config).request(sources=sources)
         num_wrong = 0
