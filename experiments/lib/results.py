@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specjax.writing import write_whole
@@ -140,7 +141,7 @@ def _print_table(console: Console, title: str, lines: list[list[str]], justify: 
     for i, name in enumerate(lines[0]):
         table.add_column(name, overflow="fold", justify=justify if i else "left")
     for line in lines[1:]:
-        table.add_row(*line)
+        table.add_row(*map(escape, line))  # ".[peers]" is text
     console.print(table)
 
 
