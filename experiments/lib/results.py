@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from specjax.writing import write_whole
 
@@ -137,11 +137,11 @@ def show_lines(console: Console, title: str, rows: Rows) -> None:
 
 
 def _print_table(console: Console, title: str, lines: list[list[str]], justify: Any) -> None:
-    table = Table(title=title)
+    table = Table(title=title)  # cells are `Text`: brackets in them are no markup
     for i, name in enumerate(lines[0]):
-        table.add_column(name, overflow="fold", justify=justify if i else "left")
+        table.add_column(Text(name), overflow="fold", justify=justify if i else "left")
     for line in lines[1:]:
-        table.add_row(*map(escape, line))  # ".[peers]" is text
+        table.add_row(*map(Text, line))
     console.print(table)
 
 
