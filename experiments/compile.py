@@ -133,16 +133,15 @@ def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path
 
 def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[str, Any]:
     """Returns what stands in the loop over rounds; counts are of one round."""
-    in_draft = hlo.of_draft(rounds)
-    others = [one for one in rounds.everything() if one not in in_draft]
+    in_draft, others = hlo.draft_and_rest(rounds)
     count = "kernels" if platform == "cuda" else "instructions"
     # The first draft comes of the call before the loop.
     per_step, per_round = hlo.per_round(rounds, request.program.max_depth - 1)
     return {
         "collectives_in_draft": hlo.names([one for one in in_draft if one.is_collective]) or "none",
         "collectives_in_verify": hlo.names([one for one in others if one.is_collective]) or "none",
-        "large_copies": sum(one.opcode == "copy" and one.num_bytes > LARGE for one in rounds.everything()),
-        "custom_calls": hlo.names([one for one in rounds.everything() if one.target]) or "none",
+        "large_copies": sum(one.opcode == "copy" and one.num_bytes > LARGE for one in in_draft + others),
+        "custom_calls": hlo.names([one for one in in_draft + others if one.target]) or "none",
         f"{count}_per_draft_step": per_step or "no loop",
         f"{count}_per_round": per_round,
     }

@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
-from experiments.lib import results, start
+from experiments.lib import compilers, results, start
 from specjax import analysis
 from specjax.models.config import PRESETS
 
@@ -27,13 +27,14 @@ _LAUNCH_US = flags.DEFINE_float(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and roofline.png.")
 
-# Devices, gigabytes a second and teraflops (bfloat16, dense) of each, as their makers state them.
+# What bandwidth is read from (`compilers.SLICES`), devices, and teraflops (bfloat16, dense) of each, as their
+# makers state them.
 MACHINES = {
-    "TPU v4, one chip (the paper)": (1, 1228, 275),
-    "TPU v4-8": (4, 1228, 275),
-    "TPU v5e-8": (8, 819, 197),
-    "H100 SXM": (1, 3350, 989),
-    "H200 SXM": (1, 4800, 989),
+    "TPU v4, one chip (the paper)": ("v4-8", 1, 275),
+    "TPU v4-8": ("v4-8", 4, 275),
+    "TPU v5e-8": ("v5e-8", 8, 197),
+    "H100 SXM": ("h100", 1, 989),
+    "H200 SXM": ("h200", 1, 989),
 }
 # Target, draft, alpha, and the speed-up that the paper (tables 2 and 4; WMT, temperature 0, K = 7) measured.
 PAIRS = (
@@ -43,7 +44,7 @@ PAIRS = (
 )
 NUM_DRAFT = 7
 # Of a call for an H200: in a layer on one token, on several, and outside of layers.
-LAYER_KERNELS, LAYER_KERNELS_OF_SEVERAL, OTHER_KERNELS = 17, 22, 30
+LAYER_KERNELS, LAYER_KERNELS_OF_SEVERAL, OTHER_KERNELS = 18, 22, 22
 
 
 def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
@@ -60,10 +61,11 @@ def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
 
 def speedup(machine: str, target: str, draft: str, alpha: float, launch_s: float) -> dict[str, float]:
     """Returns the time of a decoding step, c, v and what follows; a kernel takes `launch_s` at least."""
-    devices, gigabytes, teraflops = MACHINES[machine]
+    of, devices, teraflops = MACHINES[machine]
+    bandwidth = compilers.SLICES[of].bandwidth
 
     def seconds(name: str, num_new: int, devices: int) -> float:
-        took = call(name, num_new).seconds(1e9 * gigabytes * devices, 1e12 * teraflops * devices)
+        took = call(name, num_new).seconds(bandwidth * devices, 1e12 * teraflops * devices)
         in_layer = LAYER_KERNELS if num_new == 1 else LAYER_KERNELS_OF_SEVERAL
         return max(took, launch_s * (OTHER_KERNELS + in_layer * PRESETS[name].num_decoder_layers))
 

@@ -82,8 +82,9 @@ def training_texts() -> Sequence[data.TextPair]:
 def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
     """Returns that of --tokenizer, made first if need be, else that of --init_from."""
     if _TOKENIZER.value:
-        named = tasks.parse_mixture(_TOKENIZER_TASK.value)
-        texts = [pair for name in named for pair in tasks.pairs(FLAGS.splits[0], name)] or texts
+        mixture = tasks.parse_mixture(_TOKENIZER_TASK.value, "tokenizer_task")
+        parts = [tasks.pairs(FLAGS.splits[0], name) for name, times in mixture.items() for _ in range(times)]
+        texts = [pair for part in parts for pair in part] or texts
         lines = (line for pair in texts for line in pair)
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:

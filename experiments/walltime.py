@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from experiments.lib import measure, parse, results, start, synthetic
+from experiments.lib import compilers, measure, parse, results, start, synthetic
 from specjax import acceptance, analysis, drafters
 from specjax.decode import Request
 from specjax.models import t5
@@ -40,9 +40,6 @@ _NUM_RUNS = flags.DEFINE_integer("num_runs", 8, "Runs in a timed turn, of own dr
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and walltime.png.")
 
-# Bytes a second, from data sheets; by part of what JAX calls the device.
-BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.0e12, "TPU v4": 1.228e12, "TPU v5 lite": 8.19e11}
-
 
 def build(target: Network, drafter: Any = None, rule: Any = acceptance.speculative) -> list[Request]:
     """Returns requests of random tokens that run to their limit."""
@@ -58,7 +55,9 @@ def build(target: Network, drafter: Any = None, rule: Any = acceptance.speculati
 
 def verify_curve(request: Request) -> list[dict[str, Any]]:
     """Returns v(N - 1) for each N, the tokens of a target call."""
-    lengths = [1, *parse.counts("num_new", _NUM_NEW.value)]
+    lengths, room = [1, *parse.counts("num_new", _NUM_NEW.value)], _NEW_TOKENS.value + 2
+    if max(lengths) > room:
+        raise ValueError(f"--num_new={max(lengths)}: give at most {room}, or a larger --max_new_tokens")
     costs = measure.verify_costs(request, True, [n - 1 for n in lengths], repeats=_REPEATS.value)
     return [{"num_new": k + 1, "verify_cost": cost / costs[0]} for k, cost in costs.items()]
 
@@ -94,7 +93,7 @@ def bandwidth(target: Any, timing: measure.Timing) -> dict[str, float]:
 def peak_share(bytes_per_s: float) -> dict[str, float]:
     """Returns the share of the bandwidth that the maker states, where it is known."""
     kind = jax.devices()[0].device_kind
-    stated = [speed for name, speed in BANDWIDTH.items() if name in kind]
+    stated = [one.bandwidth for one in compilers.SLICES.values() if one.kind in kind]
     return {"share_of_stated_bandwidth": bytes_per_s / stated[0]} if stated else {}
 
 

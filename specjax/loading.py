@@ -85,9 +85,10 @@ def load(
     """
     if not isinstance(name_or_directory, str | os.PathLike):
         raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
-    unknown = hub.keys() - _HUB_OPTIONS
+    unknown = sorted(hub.keys() - set(_HUB_OPTIONS))
     if unknown:
-        raise ValueError(f"`{unknown.pop()}` is no option of load; the hub takes {', '.join(_HUB_OPTIONS)}")
+        known = ", ".join(("dtype", "mesh", "rules", *_HUB_OPTIONS))
+        raise ValueError(f"`{unknown[0]}` is no option of load; the options are {known}")
     place = None
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:

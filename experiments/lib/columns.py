@@ -131,6 +131,13 @@ def settings(drafter: Drafter | None) -> dict[str, Any]:
     return found
 
 
+def _check_numbers(kind: Kind, numbers: list[int], column: str) -> None:
+    try:
+        inspect.signature(kind.make).bind(None, *numbers)
+    except TypeError as error:
+        raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
+
+
 def of_parts(parts: drafters.Parts, column: str) -> Drafter:
     """Returns the drafter of a column that does not adapt, made of `parts`.
 
@@ -140,10 +147,7 @@ def of_parts(parts: drafters.Parts, column: str) -> Drafter:
     kind, numbers, is_adaptive = _parse(column)
     if is_adaptive:
         raise ValueError(f"--num_draft={column}: costs are not measured here; leave adaptive out")
-    try:
-        inspect.signature(kind.make).bind(parts, *numbers)
-    except TypeError as error:
-        raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
+    _check_numbers(kind, numbers, column)
     return kind.make(parts, *numbers)
 
 
@@ -166,10 +170,7 @@ def drafter(
         return of_parts(parts, column)
     is_one = kind.is_tree or len(numbers) == kind.num_sizes
     sizes = [numbers] if is_one else [[number] for number in numbers]
-    try:
-        inspect.signature(kind.make).bind(parts, *sizes[0])
-    except TypeError as error:
-        raise ValueError(f"--num_draft={column}: not the numbers that this kind takes ({error})") from error
+    _check_numbers(kind, sizes[0], column)
     if trial is None:
         raise ValueError(f"--num_draft={column}: costs are not measured here; give one length")
     made = [kind.make(parts, *each) for each in sizes]

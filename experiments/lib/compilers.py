@@ -15,9 +15,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-# Memory of a TPU chip: https://cloud.google.com/tpu/docs/v4 (and v5e, v5p, v6e). GPUs: the data sheets of
-# H100 SXM and H200 SXM (memory, bandwidth, clock); the rest is that of compute capability 9.0 in the CUDA C++
-# programming guide, and in XLA's own specifications (xla/backends/gpu/target_config/specs).
+# TPU chips: https://cloud.google.com/tpu/docs/v4 (and v5e, v5p, v6e). GPUs: NVIDIA's data sheets of H100 and
+# H200 (SXM: memory, bandwidth, clock); the rest is that of compute capability 9.0 in the CUDA C++ programming
+# guide, and in XLA's own specifications (xla/backends/gpu/target_config/specs).
 _GPU = """
 gpu_device_info {{
   cuda_compute_capability {{ major: 9 minor: 0 }}
@@ -54,6 +54,8 @@ class Slice:
       topology: the compiler's name of it.
       num_devices: devices that a program sees.
       memory: bytes of each.
+      bandwidth: bytes a second at which each reads them.
+      kind: part of what JAX calls such a device.
       options: of `topologies.get_topology_desc`.
     """
 
@@ -61,6 +63,8 @@ class Slice:
     topology: str
     num_devices: int
     memory: int
+    bandwidth: float
+    kind: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -71,16 +75,19 @@ class Slice:
 
 def _gpu(name: str, memory: int, bandwidth: float) -> Slice:
     config = _GPU.format(name=f"NVIDIA {name}", memory=memory, bandwidth=int(bandwidth))
-    return Slice("cuda", name.lower(), 1, memory, dict(topology="1x1x1", target_config=config))
+    options = dict(topology="1x1x1", target_config=config)
+    return Slice("cuda", name.lower(), 1, memory, bandwidth, name, options)
 
 
 # v4 pairs the two cores of a chip ("megacore"), so that a v4-8 is four devices.
 SLICES = {
-    "v4-8": Slice("tpu", "v4:2x2x1", 4, 32 << 30, dict(chip_config_name="megacore")),
-    "v5e-1": Slice("tpu", "v5e:1x1", 1, 16 << 30, dict(chips_per_host_bounds=(1, 1, 1))),
-    "v5e-8": Slice("tpu", "v5e:2x4", 8, 16 << 30),
-    "v5p-8": Slice("tpu", "v5p:2x2x1", 4, 95 << 30),
-    "v6e-8": Slice("tpu", "v6e:2x4", 8, 32 << 30),
+    "v4-8": Slice("tpu", "v4:2x2x1", 4, 32 << 30, 1.228e12, "TPU v4", dict(chip_config_name="megacore")),
+    "v5e-1": Slice(
+        "tpu", "v5e:1x1", 1, 16 << 30, 0.819e12, "TPU v5 lite", dict(chips_per_host_bounds=(1, 1, 1))
+    ),
+    "v5e-8": Slice("tpu", "v5e:2x4", 8, 16 << 30, 0.819e12, "TPU v5 lite"),
+    "v5p-8": Slice("tpu", "v5p:2x2x1", 4, 95 << 30, 2.765e12, "TPU v5p"),
+    "v6e-8": Slice("tpu", "v6e:2x4", 8, 32 << 30, 1.64e12, "TPU v6"),
     "h100": _gpu("H100", 80 * 10**9, 3.35e12),
     "h200": _gpu("H200", 141 * 10**9, 4.8e12),
 }

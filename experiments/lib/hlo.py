@@ -1,7 +1,8 @@
 """What a compiled program consists of, read in the text that XLA prints of it.
 
-`Module.loop` finds the loop over rounds, and within it the loop over drafted tokens. Which stage of a round
-an instruction belongs to stands in its metadata: `specjax.round` names the stages with `jax.named_scope`.
+`Module.rounds` finds the loop over rounds; loops inside it that draft go over drafted tokens. Which
+stage of a round an instruction belongs to stands in its metadata: `specjax.round` names the stages with
+`jax.named_scope`.
 """
 
 import collections
@@ -79,6 +80,10 @@ class Loop:
     inner: tuple["Loop", ...]
     op_name: str
 
+    def is_in(self, stage: str) -> bool:
+        """Whether it belongs to a stage of the round."""
+        return f"/{stage}/" in self.op_name
+
     @property
     def num_kernels(self) -> int:
         """Launches of one iteration, those of loops inside it not counted."""
@@ -145,23 +150,21 @@ class Module:
         return instructions, loops
 
 
-def draft_loops(rounds: Loop) -> list[Loop]:
-    """Returns the loops over drafted tokens: those of the draft stage."""
-    return [loop for loop in rounds.inner if "/draft/" in loop.op_name]
-
-
-def of_draft(rounds: Loop) -> list[Instruction]:
-    """Returns what a round runs while it drafts, in loops and before them."""
-    inside = [one for loop in draft_loops(rounds) for one in loop.everything()]
-    return inside + [one for one in rounds.everything() if one.is_in("draft") and one not in inside]
+def draft_and_rest(rounds: Loop) -> tuple[list[Instruction], list[Instruction]]:
+    """Returns what a round runs while it drafts, in loops and before them, and everything else."""
+    draft = [one for one in rounds.instructions if one.is_in("draft")]
+    rest = [one for one in rounds.instructions if not one.is_in("draft")]
+    for loop in rounds.inner:
+        (draft if loop.is_in("draft") else rest).extend(loop.everything())
+    return draft, rest
 
 
 def per_round(rounds: Loop, num_steps: int) -> tuple[int, int]:
     """Returns the kernels of one step over drafted tokens, and of a round with `num_steps` of them."""
-    steps = draft_loops(rounds)
-    others = [loop for loop in rounds.inner if loop not in steps]
-    per_step = sum(loop.num_kernels for loop in steps)
-    return per_step, rounds.num_kernels + sum(loop.num_kernels for loop in others) + per_step * num_steps
+    count = lambda loop: sum(one.is_kernel for one in loop.everything())  # noqa: E731
+    per_step = sum(count(loop) for loop in rounds.inner if loop.is_in("draft"))
+    others = sum(count(loop) for loop in rounds.inner if not loop.is_in("draft"))
+    return per_step, rounds.num_kernels + others + per_step * num_steps
 
 
 def names(instructions: Iterator[Instruction] | list[Instruction]) -> str:

@@ -34,8 +34,8 @@ def define_mixture() -> flags.FlagHolder[list[str]]:
     )
 
 
-def parse_mixture(parts: Sequence[str]) -> dict[str, int]:
-    """Returns task -> how often an epoch has it, of the values of --task.
+def parse_mixture(parts: Sequence[str], flag: str = "task") -> dict[str, int]:
+    """Returns task -> how often an epoch has it, of the values of a flag.
 
     Raises:
       ValueError: an unknown or repeated task, or a number that is none.
@@ -44,9 +44,9 @@ def parse_mixture(parts: Sequence[str]) -> dict[str, int]:
     for part in parts:
         name, _, times = part.partition(":")
         if name not in data.TASKS or name in mixture:
-            raise ValueError(f"--task={name}: give tasks of {', '.join(sorted(data.TASKS))}, each once")
+            raise ValueError(f"--{flag}={name}: give tasks of {', '.join(sorted(data.TASKS))}, each once")
         if times and not (times.isdecimal() and int(times)):
-            raise ValueError(f"--task={part}: give a whole number from 1 behind the colon, as in {name}:2")
+            raise ValueError(f"--{flag}={part}: give a whole number from 1 behind the colon, as in {name}:2")
         mixture[name] = int(times or 1)
     return mixture
 

@@ -1,4 +1,4 @@
-"""Training of a tokenizer: SentencePiece's unigram pieces of several languages, which keep every text."""
+"""Training of a tokenizer: SentencePiece's unigram pieces, and bytes for what they cannot spell."""
 
 import pathlib
 import tempfile
@@ -14,8 +14,8 @@ def load_or_train_tokenizer(
 ) -> Any:
     """Returns the tokenizer in `directory`; when there is none, makes one and writes it there.
 
-    Pad is 0, end 1 and unknown 2, as T5 has them. Text is neither normalised nor trimmed: newlines
-    and repeated spaces survive a round trip, and so does every character (a blank in front does not).
+    Pad is 0, end 1 and unknown 2, as T5 has them. Text is neither normalised nor trimmed: repeated spaces
+    survive a round trip (a blank in front does not), with room for bytes newlines and rare characters too.
 
     Args:
       lines: text to train a unigram model on, without sentinels.

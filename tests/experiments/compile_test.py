@@ -57,9 +57,10 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 
 def test_loops_kernels_and_collectives_are_found_in_the_text():
     rounds = hlo.Module.parse(TEXT).rounds("sampled")
-    (step,) = hlo.draft_loops(rounds)
-    assert (rounds.num_kernels, step.num_kernels) == (3, 3)  # a condition is a kernel of each
-    assert hlo.names([one for one in rounds.everything() if one.is_collective]) == "1 all-reduce"
+    assert hlo.per_round(rounds, 4) == (3, 3 + 4 * 3)  # a condition is a kernel of each
+    draft, rest = hlo.draft_and_rest(rounds)
+    assert hlo.names([one for one in draft if one.is_collective]) == "1 all-reduce"
+    assert [one.opcode for one in rest if one.is_kernel] == ["copy", "custom-call", "fusion"]
     (copy,) = [one for one in rounds.everything() if one.opcode == "copy"]
     assert copy.num_bytes == 16  # of the result, not of both ends
     assert [one.target for one in rounds.everything() if one.is_in("verify")] == ["Special"]
@@ -87,9 +88,9 @@ def collectives(directory, name, which):
     request = decode.prepare(target.network, ids, mask, drafter=drafter, max_new_tokens=8)
     compiled = decode.jitted_generate.trace(*request).lower().compile()
     rounds = hlo.Module.parse(compiled.as_text()).rounds(which)
-    everything = [one for one in rounds.everything() if one.is_collective]
-    assert everything  # the target's
-    return [one.op_name for one in everything if one.is_in("draft")]
+    draft, rest = hlo.draft_and_rest(rounds)
+    assert [one for one in rest if one.is_collective]  # the target's
+    return [one.op_name for one in draft if one.is_collective]
 
 
 @pytest.mark.parametrize("which", ["sampled", "greedy"])
