@@ -182,7 +182,6 @@ class _CheckedCall(NamedTuple):
     def digest(self) -> dict[str, Any]:
         """Returns what outputs depend on, for a journal to begin with."""
         digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
-        described = dataclasses.replace(self.config, seed=0)
         static = jax.tree.structure((self.target.network, self.drafter))
         return {
             "sources": digest(repr(self.sources).encode()),
@@ -190,9 +189,7 @@ class _CheckedCall(NamedTuple):
             "drafter": self.drafter and heads_io.fingerprint(self.drafter),
             "networks": digest(repr(static).encode()),
             "rule": repr(self.rule),
-            "config": {
-                f.name: np.asarray(getattr(described, f.name)).tolist() for f in dataclasses.fields(described)
-            },
+            "config": self.config.described(),
             "prefix": digest(self.prefix.tobytes()),
             "seeds": digest(self.seeds.tobytes()),
         }
@@ -216,7 +213,8 @@ def _check_call(
     if isinstance(drafter, Drafter):
         texts.check_vocabularies(target.network.vocabulary, drafter.vocabulary)
     _check_count("num_samples", num_samples)
-    config.to_options(len(prompts))  # one per prompt, not per sample
+    config.to_options(len(prompts), vocab_size=target.network.vocab_size)  # one per prompt, not per sample
+    config = config.without_neutral()  # once for all rows: what a few of them ask for must not compile anew
     if num_samples > 1 and config.is_greedy:
         warnings.warn(f"`num_samples`={num_samples} equal samples: set a temperature above 0", stacklevel=3)
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))

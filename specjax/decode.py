@@ -118,7 +118,7 @@ def generate(
         source_mask,
         drafter=drafter,
         rule=rule,
-        config=config,
+        config=config.without_neutral(),
         prefix=prefix,
         prefix_length=prefix_length,
         length_bucket=length_bucket,
@@ -263,7 +263,8 @@ def prepare(
     bucket = _check_bucket(config.max_new_tokens, length_bucket)
     eos_ids = _check_eos_ids(target, config)
     # A draft whose vocabulary is padded further is cut to the same ids.
-    row_options = config.to_options(num_rows, eos_ids, target.num_ids or target.vocab_size)
+    num_ids = target.num_ids or target.vocab_size
+    row_options = config.to_options(num_rows, eos_ids, num_ids, target.vocab_size)
     if drafter is not None:
         _check_drafter(target, drafter)
         target = target.with_features(drafter.feature_layers)

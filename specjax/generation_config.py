@@ -3,7 +3,9 @@
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Sequence
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling
-from specjax.types import Options
+from specjax.types import LogitsProcessor, Options
 
 MAX_INT = np.iinfo(np.int32).max
 # What other libraries call an option -> its name here.
@@ -30,10 +32,12 @@ WholeNumbers = int | Sequence[int] | jax.Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GenerationConfig:
-    """The options of a request. Each number is one for all rows, or one per row.
+    """The options of a request. A number is one for all rows, or one per row; lists of ids are for all rows.
 
-    Options that change the distribution apply in the order of Hugging Face's `generate`: penalty, minimum
-    length, temperature, top-k, top-p, min-p.
+    Options that change the distribution apply in the order of Hugging Face's `generate`: bias and suppressed
+    ids, penalties, repeated n-grams, bad words, minimum length, the function of your own, temperature, top-k,
+    top-p, min-p. They apply to the draft's distribution q and the target's p alike, so the output keeps the
+    distribution that the target has under them. A row in which they leave no token ends ("nonfinite").
 
     Attributes:
       max_new_tokens: at least 0; the limit of a row.
@@ -45,6 +49,17 @@ class GenerationConfig:
       repetition_penalty: above 0; positive logits of ids seen in the output so far, its given
         prefix and start token included, are divided by it, negative ones multiplied (Keskar et
         al. 2019, section 4.1).
+      presence_penalty: is subtracted from the logits of ids that were generated, the prefix not counted.
+      frequency_penalty: is subtracted from them as often as the id was generated; both may be negative.
+      no_repeat_ngram_size: n; no n ids occur twice in the output, its prefix and start token included. One
+        number for all rows; 0: any may.
+      logit_bias: id -> what is added to its logit; -inf: never.
+      suppress_tokens: ids that never occur.
+      begin_suppress_tokens: ids that are not the first token.
+      bad_words_ids: sequences of ids that never occur; the end token alone is left out, as transformers does.
+      logits_processor: a function of your own, (logits, history) -> logits, both as of `[B, N, V]`: see
+        `types.History`. Pure, traced by JAX, and applied at every position, drafted tokens included. Programs
+        are compiled for each function: give the same one each time, not a new lambda.
       min_new_tokens: no end token is among the first so many tokens.
       seed: a whole number in 0..2^32 - 1 or a `jax.random.key`, from which each row's seed is made; or one
         per row, which is that row's own. So `seed=3` and `seed=[3]` of one prompt are different seeds: to
@@ -63,6 +78,14 @@ class GenerationConfig:
     top_p: Numbers | None = None
     min_p: Numbers | None = None
     repetition_penalty: Numbers | None = None
+    presence_penalty: Numbers | None = None
+    frequency_penalty: Numbers | None = None
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] | None = None
+    suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    logits_processor: LogitsProcessor | None = None
     min_new_tokens: WholeNumbers | None = None
     seed: WholeNumbers = 0
     eos_ids: Sequence[int] | None = None
@@ -84,13 +107,20 @@ class GenerationConfig:
             raise ValueError("; ".join(_unknown(name, [*known, *also]) for name in unknown))
         return dataclasses.replace(self, **options)
 
-    def to_options(self, num_rows: int, eos_ids: tuple[int, ...] = (), num_ids: int | None = None) -> Options:
+    def to_options(
+        self,
+        num_rows: int,
+        eos_ids: tuple[int, ...] = (),
+        num_ids: int | None = None,
+        vocab_size: int | None = None,
+    ) -> Options:
         """Returns what `sampling.distribution` reads, checked, one entry per row.
 
         Args:
           num_rows: B.
           eos_ids: end tokens, which `min_new_tokens` suppresses.
-          num_ids: ids that exist; None: all.
+          num_ids: ids that exist; None: all. Those beyond are never emitted.
+          vocab_size: V, which ids must be below; None: not checked.
 
         Raises:
           ValueError: a value that is out of its range, or not one per row.
@@ -102,7 +132,79 @@ class GenerationConfig:
             name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
             for name, value in values.items()
         }
-        return Options(**laid_out, eos_ids=eos_ids, num_ids=num_ids)
+        if not isinstance(self.no_repeat_ngram_size, int | np.integer) or self.no_repeat_ngram_size < 0:
+            raise ValueError(
+                "`no_repeat_ngram_size` must be one whole number for all rows, at least 0, got "
+                f"{self.no_repeat_ngram_size!r}"
+            )
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise ValueError(
+                "`logits_processor` must be a function (logits, history) -> logits, got "
+                f"{self.logits_processor!r:.80}"
+            )
+        words = [_ids("bad_words_ids", word, vocab_size) for word in self.bad_words_ids or ()]
+        if not all(words):
+            raise ValueError(
+                f"`bad_words_ids` must be sequences of ids, none empty, got {self.bad_words_ids}"
+            )
+        words = [word for word in words if len(word) > 1 or word[0] not in eos_ids]
+        suppressed = _ids("suppress_tokens", self.suppress_tokens, vocab_size)
+        suppressed += tuple(word[0] for word in words if len(word) == 1)
+        bias = _bias(_biases(self.logit_bias, vocab_size), suppressed, num_ids or vocab_size)
+        of_all_rows = lambda x: None if x is None else jnp.broadcast_to(x, (num_rows, *x.shape))  # noqa: E731
+        return Options(
+            **laid_out,
+            bias=of_all_rows(bias),
+            bad_words=of_all_rows(_right_aligned([word for word in words if len(word) > 1])),
+            no_repeat_ngram_size=int(self.no_repeat_ngram_size),
+            begin_suppress_tokens=_ids("begin_suppress_tokens", self.begin_suppress_tokens, vocab_size),
+            logits_processor=self.logits_processor,
+            eos_ids=eos_ids,
+            num_ids=num_ids,
+        )
+
+    def without_neutral(self) -> "GenerationConfig":
+        """Returns the same request without numbers that change nothing, as a penalty of 1, which then are free."""
+        temperature = self.temperature
+        if temperature is None:
+            temperature = 0.0 if self.is_greedy else 1.0
+
+        def is_neutral(name: str, neutral: float) -> bool:
+            value = getattr(self, name)
+            given = value is not None and not isinstance(value, jax.core.Tracer)
+            return given and bool(np.all(np.asarray(value) == neutral))
+
+        neutral: dict[str, Any] = {name: None for name, value in _NEUTRAL.items() if is_neutral(name, value)}
+        return dataclasses.replace(self, temperature=temperature, **neutral)
+
+    def described(self) -> dict[str, Any]:
+        """Returns its values as JSON has them: what outputs depend on, the seed apart."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del found["seed"]
+        processor = found.pop("logits_processor")
+        if processor is not None:
+            found["logits_processor"] = f"{processor.__module__}.{processor.__qualname__}"
+        found["logit_bias"] = sorted((self.logit_bias or {}).items())
+        return {name: _as_json(value) for name, value in found.items()}
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike, **hub: Any) -> "GenerationConfig":
+        """Returns the options that a checkpoint's generation_config.json states.
+
+        Hugging Face's `max_length` and `min_length` count the start token, the numbers here do not. Values
+        that are not given are those of transformers: greedy unless `do_sample`, then top-k of 50. What cannot
+        be followed (beams, length penalty, ...) is named in one warning.
+
+        Args:
+          directory: a local directory, or a hub id.
+          **hub: see `load`.
+
+        Raises:
+          ValueError: there is no such file, or it cannot be read.
+        """
+        from specjax.models import convert
+
+        return _from_hf(convert.read_generation_config(directory, hub))
 
     @property
     def is_greedy(self) -> bool:
@@ -143,8 +245,160 @@ _RANGES: dict[str, tuple[Any, float, bool, float]] = {
     "top_p": (jnp.float32, 0.0, False, 1.0),
     "min_p": (jnp.float32, 0.0, True, 1.0),
     "repetition_penalty": (jnp.float32, 0.0, False, np.inf),
+    "presence_penalty": (jnp.float32, -np.inf, False, np.inf),
+    "frequency_penalty": (jnp.float32, -np.inf, False, np.inf),
     "min_new_tokens": (jnp.int32, 0, True, MAX_INT),
 }
+# The value of an option with which it changes nothing.
+_NEUTRAL = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_new_tokens": 0,
+}
+
+
+def _ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
+    """Returns ids as a tuple.
+
+    Raises:
+      ValueError: they are no whole numbers in 0..`vocab_size` - 1; None: any.
+    """
+    array = np.asarray(() if ids is None else ids)
+    array = array.astype(int) if array.shape == (0,) else array
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not np.all(array >= 0):
+        raise ValueError(f"`{name}` must be a list of ids, whole numbers of at least 0, got {ids!r:.80}")
+    if vocab_size is not None and np.any(array >= vocab_size):
+        raise ValueError(f"`{name}` must hold ids in 0..{vocab_size - 1}, got {array.max()}")
+    return tuple(array.tolist())
+
+
+def _biases(logit_bias: Any, vocab_size: int | None) -> dict[int, float]:
+    """Returns `logit_bias`, checked; -inf is allowed, NaN and inf are not."""
+    if logit_bias is None:
+        return {}
+    if not isinstance(logit_bias, Mapping):
+        raise ValueError(f"`logit_bias` must map ids to numbers, as in {{5: -2.0}}, got {logit_bias!r:.80}")
+    ids = _ids("logit_bias", list(logit_bias), vocab_size)
+    for i, value in zip(ids, logit_bias.values(), strict=True):
+        if not isinstance(value, float | int | np.number) or not value < np.inf:  # NaN fails as well
+            raise ValueError(f"`logit_bias` must be a number below inf for each id, got {value!r} for id {i}")
+    return dict(zip(ids, map(float, logit_bias.values()), strict=True))
+
+
+def _bias(biases: Mapping[int, float], suppressed: Sequence[int], num_ids: int | None) -> jax.Array | None:
+    """Returns `[num_ids] float32`, what is added to logits; None: nothing. Ids beyond do not occur."""
+    if not biases and not suppressed:
+        return None
+    bias = np.zeros(max([*biases, *suppressed]) + 1 if num_ids is None else num_ids, np.float32)
+    for i, value in [*biases.items(), *((i, -np.inf) for i in suppressed)]:
+        if i < len(bias):
+            bias[i] = value
+    if num_ids is not None and np.all(bias == -np.inf):
+        raise ValueError("`suppress_tokens` must leave a token, got all of them")
+    return jnp.asarray(bias)
+
+
+def _right_aligned(words: Sequence[tuple[int, ...]]) -> jax.Array | None:
+    """Returns `[W, L] int32`, each word at the end of its L ids, -1 before it; None: there are none."""
+    if not words:
+        return None
+    longest = max(map(len, words))
+    return jnp.asarray([(-1,) * (longest - len(word)) + word for word in words], jnp.int32)
+
+
+def _as_json(value: Any) -> Any:
+    """Returns numbers, texts and nested lists of them as JSON has them."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return value.tolist()
+    return [_as_json(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+# ---- Hugging Face's generation_config.json
+
+# Taken as they are, under the same name.
+_SAME_IN_HF = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+)
+# Only read where `do_sample` is True; what holds where they are not given.
+_SAMPLING_IN_HF = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": None}
+# What cannot be followed -> values with which it changes nothing.
+_NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "typical_p": (1.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "watermarking_config": (),
+    "max_time": (),
+    "num_return_sequences": (1,),
+    "token_healing": (False,),
+}
+
+
+def _from_hf(found: Mapping[str, Any]) -> GenerationConfig:
+    """Returns the options that a parsed generation_config.json states; warns of what cannot be followed."""
+    found = {key: value for key, value in found.items() if value is not None}
+    options: dict[str, Any] = {name: found[name] for name in _SAME_IN_HF if name in found}
+    # Lengths count the start token there.
+    if "max_length" in found:
+        options.setdefault("max_new_tokens", max(found["max_length"] - 1, 0))
+    if "min_length" in found:
+        options["min_new_tokens"] = max(options.get("min_new_tokens", 0), found["min_length"] - 1, 0)
+    options["temperature"] = 0.0
+    if found.get("do_sample"):
+        options |= {name: found.get(name, default) for name, default in _SAMPLING_IN_HF.items()}
+        options["top_k"] = options["top_k"] or None  # 0: all
+    if "eos_token_id" in found:
+        eos = found["eos_token_id"]
+        options["eos_ids"] = tuple(eos) if isinstance(eos, list) else (eos,)
+    if "stop_strings" in found:
+        stop = found["stop_strings"]
+        options["stop"] = tuple(stop) if isinstance(stop, list) else stop
+    ignored = {
+        key: found[key] for key, same in _NOT_FOLLOWED.items() if key in found and found[key] not in same
+    }
+    biases, longer = _sequence_bias(found.get("sequence_bias", []))
+    if biases:
+        options["logit_bias"] = biases
+    if longer:
+        ignored["sequence_bias"] = longer
+    if ignored:
+        listed = ", ".join(f"{key}={value}" for key, value in ignored.items())
+        warnings.warn(
+            f"generation_config.json asks for {listed}, which speculative decoding does not follow; all else of "
+            "it holds",
+            stacklevel=3,
+        )
+    return GenerationConfig(**options)
+
+
+def _sequence_bias(pairs: Iterable[Any]) -> tuple[dict[int, float], list[Any]]:
+    """Returns the biases of single ids, and the longer sequences, of a list of [ids, bias]."""
+    single = {int(ids[0]): float(bias) for ids, bias in pairs if len(ids) == 1}
+    return single, [list(ids) for ids, _ in pairs if len(ids) > 1]
 
 
 def _unknown(name: str, known: list[str]) -> str:

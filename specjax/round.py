@@ -215,12 +215,7 @@ def prefill(
     in_prefix = jnp.arange(program.prefix_width)[None, :] < prefix_length[:, None]
     tokens = jnp.full((len(source_ids), program.num_slots), pad_id, jnp.int32)
     tokens = tokens.at[:, : program.prefix_width].set(jnp.where(in_prefix, prefix, pad_id))
-    seen = None
-    if options.repetition_penalty is not None:
-        seen = _see(jnp.zeros((len(source_ids), target.vocab_size), bool), prefix, in_prefix)
-    context = Context(
-        tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, seen, limit
-    )
+    context = Context(tokens, prefix_length, prefix_length, source_ids, source_mask, encoded, options, limit)
     drafter_state = None if program.drafter is None else program.drafter.init(context, program.prefix_width)
     return LoopState.begin(program, context, cache, drafter_state, seeds)
 
@@ -276,15 +271,16 @@ def verify_and_commit(
     with jax.named_scope("truncate"):
         emitted = _emitted(candidates, result)
         log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
+        if context.options.can_forbid_all:
+            adjusted = sampling.adjust_logits(scores, context.options, history)
+            is_finite &= _along_path(sampling.has_choice(adjusted), result)
         count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
 
     # 5. Commit: append what is left, roll back both caches to it, count.
     with jax.named_scope("commit"):
-        kept = jnp.arange(emitted.shape[1])[None, :] < count[:, None]
         after = context.replace(
             tokens=cache_lib.append(context.tokens, emitted, context.length, count),
             length=context.length + count,
-            seen=None if context.seen is None else _see(context.seen, emitted, kept),
             remaining=jnp.where(reason == FinishReason.RUNNING, context.remaining - count, 0),
         )
         if result.path is not None:
@@ -444,14 +440,25 @@ def _log_probs(
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
     at_emitted = functools.partial(jnp.take_along_axis, indices=emitted[..., None], axis=-1)
-    if result.path is not None:  # each token was emitted after the node before it on the path
-        positions = jnp.pad(result.path, ((0, 0), (1, 0)))
-        along = functools.partial(jnp.take_along_axis, indices=positions[..., None], axis=1)
-        logits, log_normaliser = along(logits), along(log_normaliser[..., None])[..., 0]
-        target_probs = None if target_probs is None else along(target_probs)
+    logits, log_normaliser = _along_path(logits, result), _along_path(log_normaliser, result)
+    target_probs = None if target_probs is None else _along_path(target_probs, result)
     raw = at_emitted(logits)[..., 0] - log_normaliser
     processed = jnp.zeros_like(raw) if target_probs is None else jnp.log(at_emitted(target_probs)[..., 0])
     return jnp.stack([raw, processed], axis=-1), jnp.isfinite(log_normaliser)
+
+
+def _along_path(values: jax.Array, result: AcceptanceResult) -> jax.Array:
+    """Returns what stands at the call position after which each token was emitted: `[B, D + 1, ...]`.
+
+    Args:
+      values: `[B, N + 1, ...]`; N + 1 is D + 1 for a chain, whose path is its order.
+      result: with the path of a tree.
+    """
+    if result.path is None:
+        return values
+    positions = jnp.pad(result.path, ((0, 0), (1, 0)))
+    positions = positions.reshape(*positions.shape, *[1] * (values.ndim - 2))
+    return jnp.take_along_axis(values, positions, axis=1)
 
 
 def _truncate(
@@ -459,7 +466,7 @@ def _truncate(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns how many of the `count` `[B]` tokens of `emitted` `[B, D + 1]` a row keeps, and why it ends.
 
-    The earliest stop decides: an end token (kept), a position whose logits are not finite
+    The earliest stop decides: an end token (kept), a position whose logits are not finite or leave no token
     (`is_finite` `[B, D + 1]`; its token is not kept), the row's limit.
     """
     eos, nonfinite = _first(_is_eos(program, emitted)) + 1, _first(~is_finite)
@@ -483,12 +490,6 @@ def _first(found: jax.Array) -> jax.Array:
 
 
 # ---- stage 5: commit
-
-
-def _see(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:
-    """Adds `tokens` `[B, N]`, where `valid` `[B, N]`, to the ids `seen` `[B, V]`."""
-    rows = jnp.arange(seen.shape[0])[:, None]
-    return seen.at[rows, jnp.where(valid, tokens, seen.shape[1])].set(True, mode="drop")
 
 
 def _count(state: LoopState, draft: Draft, num_accepted: jax.Array, count: jax.Array) -> Stats:

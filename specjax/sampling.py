@@ -1,53 +1,40 @@
 """From logits to probabilities.
 
-Axes: B rows, N positions, K drafted tokens, V vocabulary.
+Axes: B rows, N positions, K drafted tokens, V vocabulary, T token slots.
 
 `distribution` is the one function that makes a distribution: what is sampled, verified and reported.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Context, Options
+from specjax.types import Context, History, Options
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: for draft, target and verifier alike
 
 
-class History(NamedTuple):
-    """What precedes each position whose distribution is wanted.
-
-    Attributes:
-      num_new: `[B, N]`, tokens generated before it, drafted ones included.
-      seen: `[B, N, V] bool`, ids that occur before it; None where no penalty asks for it.
-    """
-
-    num_new: jax.Array
-    seen: jax.Array | None
-
-
 def history(context: Context, drafted: jax.Array, before: jax.Array) -> History:
-    """The history at N positions: the committed tokens, and those drafted on the way.
+    """Returns what precedes N positions: the committed tokens, and those drafted on the way.
 
     Args:
       context: committed tokens.
-      drafted: `[B, K]` drafted tokens.
+      drafted: `[B, K]` drafted tokens; each stands behind those that precede it.
       before: `[1 or B, N, K] bool`, True where a drafted token precedes a position.
-
-    Returns:
-      A `History` of N positions.
     """
     before = jnp.broadcast_to(before, (drafted.shape[0], *before.shape[1:]))
-    committed = (context.length - context.prefix_length)[:, None]
-    seen = context.seen
-    if seen is not None:
-        row, position = (jnp.arange(n) for n in before.shape[:2])
-        ids = jnp.where(before, drafted[:, None, :], seen.shape[-1])  # beyond the vocabulary: dropped
-        shape = (seen.shape[0], before.shape[1], seen.shape[1])
-        seen = jnp.broadcast_to(seen[:, None], shape)
-        seen = seen.at[row[:, None, None], position[None, :, None], ids].set(True, mode="drop")
-    return History(committed + before.sum(-1, dtype=jnp.int32), seen)
+    num_drafted = before.sum(-1, dtype=jnp.int32)
+    num_new = (context.length - context.prefix_length)[:, None] + num_drafted
+    if not context.options.read_tokens:
+        return History(num_new)
+    num_slots = context.tokens.shape[1]
+    committed = jnp.arange(num_slots)[None, :] < context.length[:, None]
+    tokens = jnp.where(committed, context.tokens, -1)[:, None]
+    tokens = jnp.broadcast_to(tokens, (*before.shape[:2], num_slots))
+    place = context.length[:, None, None] + jnp.cumsum(before, axis=-1) - 1
+    place = jnp.where(before, place, num_slots)  # beyond the text: dropped
+    row, position = (jnp.arange(n) for n in before.shape[:2])
+    tokens = tokens.at[row[:, None, None], position[None, :, None], place].set(drafted[:, None], mode="drop")
+    return History(num_new, tokens, context.length[:, None] + num_drafted)
 
 
 def is_greedy(temperature: jax.Array) -> jax.Array:
@@ -68,27 +55,114 @@ def argmax(logits: jax.Array) -> jax.Array:
 
 
 def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.Array:
-    """What a row decides by, greedy or not: padding ids cut off, penalty and minimum length applied.
+    """What a row decides by, greedy or not: all that changes logits, in the order of `GenerationConfig`.
 
     Args:
       logits: `[B, N, V]`, any float dtype.
-      options: penalty, minimum length and `num_ids` are read.
+      options: all but temperature, top-k, top-p and min-p are read.
       history: at the same positions.
 
     Returns:
       `[B, N, num_ids]`, float32 or wider.
+
+    Raises:
+      ValueError: the user's function returns another shape.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))[..., : options.num_ids]
+    of_row = lambda option: option.astype(logits.dtype)[:, None, None]  # noqa: E731
+    if options.bias is not None:
+        logits = logits + options.bias.astype(logits.dtype)[:, None]
     if options.repetition_penalty is not None:
-        assert history.seen is not None  # a context with a penalty keeps it
-        penalty = options.repetition_penalty.astype(logits.dtype)[:, None, None]
+        penalty = of_row(options.repetition_penalty)
         penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        logits = jnp.where(history.seen[..., : options.num_ids], penalised, logits)
+        logits = jnp.where(_counts(history, logits, new_only=False) > 0, penalised, logits)
+    if options.frequency_penalty is not None:
+        counts = _counts(history, logits, new_only=True).astype(logits.dtype)
+        logits = logits - of_row(options.frequency_penalty) * counts
+    if options.presence_penalty is not None:
+        occurs = _counts(history, logits, new_only=True) > 0
+        logits = jnp.where(occurs, logits - of_row(options.presence_penalty), logits)
+    if options.no_repeat_ngram_size:
+        completions = _completions_of_ngrams(history, options.no_repeat_ngram_size)
+        logits = jnp.where(_marked(completions, logits), -jnp.inf, logits)
+    if options.bad_words is not None:
+        logits = jnp.where(
+            _marked(_completions_of_words(history, options.bad_words), logits), -jnp.inf, logits
+        )
     if options.min_new_tokens is not None and options.eos_ids:
         early = history.num_new < options.min_new_tokens[:, None]
-        is_eos = jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(options.eos_ids))
-        logits = jnp.where(early[..., None] & is_eos[None, None], -jnp.inf, logits)
+        logits = jnp.where(early[..., None] & _is_any_of(options.eos_ids, logits), -jnp.inf, logits)
+    if options.begin_suppress_tokens:
+        begins = (history.num_new == 0)[..., None]
+        logits = jnp.where(begins & _is_any_of(options.begin_suppress_tokens, logits), -jnp.inf, logits)
+    if options.logits_processor is not None:
+        processed = options.logits_processor(logits, history)
+        if jnp.shape(processed) != logits.shape:
+            raise ValueError(
+                f"`logits_processor` must return the shape of its logits, {logits.shape}, got "
+                f"{jnp.shape(processed)}"
+            )
+        logits = processed.astype(logits.dtype)
     return logits
+
+
+def _counts(history: History, logits: jax.Array, new_only: bool) -> jax.Array:
+    """Returns `[B, N, V]`, how often each id occurs before a position; `new_only`: among generated ones."""
+    assert history.tokens is not None and history.length is not None  # see `Options.read_tokens`
+    first = (history.length - history.num_new)[..., None] if new_only else 0
+    slots = jnp.arange(history.tokens.shape[-1])[None, None, :]
+    counted = (slots >= first) & (slots < history.length[..., None])
+    return _added(jnp.where(counted, history.tokens, -1), logits)
+
+
+def _completions_of_ngrams(history: History, size: int) -> jax.Array:
+    """Returns `[B, N, T - size + 1]`, what followed the last `size` - 1 ids where they stood before; else -1."""
+    assert history.tokens is not None and history.length is not None
+    num_starts = history.tokens.shape[-1] - size + 1
+    starts = jnp.arange(num_starts)[None, None, :]
+    same = starts + size - 1 < history.length[..., None]
+    for k in range(size - 1):
+        last = jnp.take_along_axis(
+            history.tokens, (history.length - (size - 1) + k)[..., None], -1, mode="clip"
+        )
+        same &= history.tokens[..., k : k + num_starts] == last
+    return jnp.where(same, history.tokens[..., size - 1 :], -1)
+
+
+def _completions_of_words(history: History, words: jax.Array) -> jax.Array:
+    """Returns `[B, N, W]`, the last id of those of `words` `[B, W, L]` that only lack it; else -1."""
+    assert history.tokens is not None and history.length is not None
+    num_before = words.shape[-1] - 1
+    place = history.length[..., None] - num_before + jnp.arange(num_before)[None, None, :]
+    recent = jnp.take_along_axis(history.tokens, jnp.maximum(place, 0), axis=-1)
+    recent = jnp.where(place >= 0, recent, -2)[:, :, None]
+    needed = words[:, None, :, :-1]
+    complete = ((needed < 0) | (needed == recent)).all(-1)
+    return jnp.where(complete, words[:, None, :, -1], -1)
+
+
+def _added(ids: jax.Array, logits: jax.Array) -> jax.Array:
+    """Returns `[B, N, V]`, how often `ids` `[B, N, ...]` name each entry of `logits`; -1 names none."""
+    row, position = (jnp.arange(n) for n in logits.shape[:2])
+    ids = jnp.where(ids < 0, logits.shape[-1], ids)  # beyond the vocabulary: dropped
+    zeros = jnp.zeros(logits.shape, jnp.int32)
+    return zeros.at[row[:, None, None], position[None, :, None], ids].add(1, mode="drop")
+
+
+def _marked(ids: jax.Array, logits: jax.Array) -> jax.Array:
+    """Returns `[B, N, V] bool`, which entries of `logits` the `ids` `[B, N, ...]` name."""
+    return _added(ids, logits) > 0
+
+
+def _is_any_of(ids: tuple[int, ...], logits: jax.Array) -> jax.Array:
+    """Returns `[1, 1, V] bool`, which entries of `logits` are among `ids`."""
+    return jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(ids))[None, None]
+
+
+def has_choice(logits: jax.Array) -> jax.Array:
+    """Returns `[B, N] bool`: whether adjusted `logits` `[B, N, V]` are numbers and leave a token."""
+    largest = logits.max(-1)
+    return (largest > -jnp.inf) & ~jnp.isnan(largest)
 
 
 def distribution(logits: jax.Array, options: Options, history: History) -> jax.Array:

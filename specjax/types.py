@@ -10,6 +10,7 @@ least float32. Arrays of ids and counts are int32.
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -18,6 +19,8 @@ from flax import struct
 
 Params = Any  # a pytree of arrays
 State = Any  # a pytree of arrays that a drafter keeps between rounds; axis 0 of each is B
+# (logits [B, N, V], what precedes each position) -> logits of the same shape
+LogitsProcessor = Callable[[jax.Array, "History"], jax.Array]
 
 
 class Network(struct.PyTreeNode, abc.ABC):
@@ -120,20 +123,62 @@ class Options(struct.PyTreeNode):
 
     Attributes:
       temperature: `[B] float32`; below `sampling.GREEDY_BELOW` a row is greedy.
-      repetition_penalty, top_p, min_p: `[B] float32`, or None.
+      bias: `[B, num_ids] float32`, added to the logits, -inf for ids that are suppressed; or None.
+      repetition_penalty, presence_penalty, frequency_penalty, top_p, min_p: `[B] float32`, or None.
       top_k, min_new_tokens: `[B] int32`, or None.
+      bad_words: `[B, W, L] int32`, W sequences that must not occur, each at the end of its L ids with -1 before
+        it; or None.
+      no_repeat_ngram_size: no sequence of so many ids occurs twice; 0: any may. Static.
+      begin_suppress_tokens: ids that are suppressed at the first token. Static.
+      logits_processor: the user's own function; None: none. Static.
       eos_ids: the end tokens, which `min_new_tokens` suppresses. Static.
       num_ids: ids that exist; the vocabulary's rows beyond are padding. None: all. Static.
     """
 
     temperature: jax.Array
+    bias: jax.Array | None = None
     repetition_penalty: jax.Array | None = None
+    presence_penalty: jax.Array | None = None
+    frequency_penalty: jax.Array | None = None
+    bad_words: jax.Array | None = None
     min_new_tokens: jax.Array | None = None
     top_k: jax.Array | None = None
     top_p: jax.Array | None = None
     min_p: jax.Array | None = None
+    no_repeat_ngram_size: int = struct.field(pytree_node=False, default=0)
+    begin_suppress_tokens: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    logits_processor: LogitsProcessor | None = struct.field(pytree_node=False, default=None)
     eos_ids: tuple[int, ...] = struct.field(pytree_node=False, default=())
     num_ids: int | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def read_tokens(self) -> bool:
+        """Whether a distribution depends on which tokens precede it, beyond what the network makes of them."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        arrays = any(x is not None for x in (*penalties, self.bad_words))
+        return arrays or self.no_repeat_ngram_size > 0 or self.logits_processor is not None
+
+    @property
+    def can_forbid_all(self) -> bool:
+        """Whether there may be positions at which no token is left."""
+        arrays = self.bias is not None or self.bad_words is not None
+        own = self.logits_processor is not None or bool(self.begin_suppress_tokens)
+        return arrays or own or self.no_repeat_ngram_size > 0
+
+
+class History(NamedTuple):
+    """What precedes each position whose distribution is wanted.
+
+    Attributes:
+      num_new: `[B, N]`, tokens generated before it, drafted ones included.
+      tokens: `[B, N, T]`, all ids before it in their order, the start token first, -1 beyond `length`; None
+        where no option reads them.
+      length: `[B, N]`, how many those are; None where `tokens` is.
+    """
+
+    num_new: jax.Array
+    tokens: jax.Array | None = None
+    length: jax.Array | None = None
 
 
 class Context(struct.PyTreeNode):
@@ -147,7 +192,6 @@ class Context(struct.PyTreeNode):
       source_mask: `[B, S] bool`, True at real source tokens.
       encoded: `[B, S, M]`, the target's encoder output.
       options: with logits and `sampling.history` they make a distribution.
-      seen: `[B, V] bool`, ids among the committed ones; None where no penalty asks for it.
       remaining: `[B]`, tokens that the row may still emit: 0 once it has ended.
     """
 
@@ -158,7 +202,6 @@ class Context(struct.PyTreeNode):
     source_mask: jax.Array
     encoded: jax.Array
     options: Options
-    seen: jax.Array | None
     remaining: jax.Array
 
     @property

@@ -22,11 +22,25 @@ def process(logits, *, num_new=None, seen=None, eos_ids=(), num_ids=None, **opti
     logits = logits[:, None] if flat else logits
     num_rows, num_positions, _ = logits.shape
     num_new = jnp.zeros((num_rows, num_positions), jnp.int32) if num_new is None else jnp.asarray(num_new)
-    history = History(num_new, None if seen is None else jnp.asarray(seen))
+    history = History(num_new) if seen is None else of_seen(seen)._replace(num_new=num_new)
     options = dict(temperature=1.0) | options
     options = GenerationConfig(**options).to_options(num_rows, eos_ids, num_ids)
     probs = jax.jit(sampling.distribution)(logits, options, history)
     return probs[:, 0] if flat else probs
+
+
+def of_seen(seen):
+    """The history in which the ids of a table `[B, N, V]` occur, each once, all of them given."""
+    seen = np.asarray(seen)
+    ids = np.where(seen, np.arange(seen.shape[-1]), seen.shape[-1])
+    ids = np.sort(ids, axis=-1)
+    tokens = np.where(ids < seen.shape[-1], ids, -1)
+    return of_tokens(tokens, seen.sum(-1), np.zeros(seen.shape[:2], np.int32))
+
+
+def of_tokens(tokens, length, num_new):
+    """A history of arrays."""
+    return History(*(jnp.asarray(x, jnp.int32) for x in (num_new, tokens, length)))
 
 
 # ---- process
@@ -203,7 +217,7 @@ def test_threshold_is_the_kth_largest_of_32128(k):
 
 def test_no_sort_of_the_vocabulary():
     options = GenerationConfig(top_k=50, top_p=0.9, min_p=0.1).to_options(2)
-    history = History(jnp.zeros((2, 6), jnp.int32), None)
+    history = History(jnp.zeros((2, 6), jnp.int32))
     text = jax.jit(sampling.distribution).lower(jnp.zeros((2, 6, V_T5)), options, history).as_text()
     assert "sort" not in text and "top_k" not in text
 
@@ -213,7 +227,7 @@ def test_no_sort_of_the_vocabulary():
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     options = GenerationConfig(repetition_penalty=2.0).to_options(1)
-    history = History(jnp.zeros((1, 1), jnp.int32), jnp.asarray([[[True, True, False]]]))
+    history = of_seen([[[True, True, False]]])
     np.testing.assert_array_equal(
         sampling.adjust_logits(jnp.asarray([[[2.0, -2.0, 3.0]]]), options, history), [[[1.0, -4.0, 3.0]]]
     )
@@ -243,33 +257,110 @@ def test_padding_ids_are_cut_off():
 # ---- history
 
 
-def context(rows, prefix_lengths, vocab_size, seen=True):
+def context(rows, prefix_lengths, num_slots=8, **options):
     """A context of committed ids, as far as `history` looks."""
-    lengths = [len(row) for row in rows]
-    table = np.zeros((len(rows), vocab_size), bool)
+    tokens = np.full((len(rows), num_slots), 7)  # garbage beyond
     for row, ids in enumerate(rows):
-        table[row, ids] = True
-    values = dict(length=jnp.asarray(lengths), prefix_length=jnp.asarray(prefix_lengths))
+        tokens[row, : len(ids)] = ids
+    values = dict(
+        tokens=jnp.asarray(tokens),
+        length=jnp.asarray(list(map(len, rows))),
+        prefix_length=jnp.asarray(prefix_lengths),
+        options=GenerationConfig(**options).to_options(len(rows)),
+    )
     names = [field.name for field in dataclasses.fields(sampling.Context)]
-    return sampling.Context(**dict.fromkeys(names) | values | dict(seen=jnp.asarray(table) if seen else None))
+    return sampling.Context(**dict.fromkeys(names) | values)
 
 
-def test_history_counts_and_sees_what_precedes_a_position():
-    """The penalty's prefix includes the drafted path before the position, and no other branch."""
+def test_history_holds_what_precedes_a_position_in_its_order():
+    """The prefix, the drafted path before the position, and no other branch."""
     drafted = jnp.asarray([[5, 6, 7], [1, 1, 2]])
     before = jnp.asarray([[[0, 0, 0], [1, 0, 0], [1, 0, 1]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]], bool)
-    history = sampling.history(context([[0, 3], [0, 4, 4]], [1, 1], 8), drafted, before)
+    history = sampling.history(context([[0, 3], [0, 4, 4]], [1, 1], no_repeat_ngram_size=2), drafted, before)
     np.testing.assert_array_equal(history.num_new, [[1, 2, 3], [2, 4, 3]])
-    expected = [[{0, 3}, {0, 3, 5}, {0, 3, 5, 7}], [{0, 4}, {0, 4, 1}, {0, 4, 2}]]
+    np.testing.assert_array_equal(history.length, [[2, 3, 4], [3, 5, 4]])
+    expected = [[[0, 3], [0, 3, 5], [0, 3, 5, 7]], [[0, 4, 4], [0, 4, 4, 1, 1], [0, 4, 4, 2]]]
     for row, position in itertools.product(range(2), range(3)):
-        assert set(np.flatnonzero(history.seen[row, position])) == expected[row][position]
+        ids = expected[row][position]
+        assert history.tokens[row, position].tolist() == ids + [-1] * (8 - len(ids))
 
 
-def test_history_without_a_penalty_keeps_no_table():
+def test_history_without_an_option_that_reads_tokens_keeps_none():
     history = sampling.history(
-        context([[0, 3]], [1], 8, seen=False), jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 1, 2), bool)
+        context([[0, 3]], [1], min_new_tokens=2), jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 1, 2), bool)
     )
-    assert history.seen is None
+    assert history.tokens is None and history.length is None
+
+
+# ---- options that read tokens: against a reading of their definitions, token by token
+
+TEXTS = [  # start token first; the last is what a prefix of 3 ids and drafts make of a row
+    [0, 3, 4, 3, 4, 5],
+    [0, 3, 4],
+    [0],
+    [0, 5, 5, 5],
+    [0, 2, 1, 2, 1, 2, 1, 2],
+]
+
+
+def adjusted(texts, num_new, num_ids=6, **options):
+    """Logits of zero after each text, `num_new` of its ids generated; one position, then all in one call."""
+    width = max(map(len, texts)) + 2
+    tokens = [[*ids, *[-1] * (width - len(ids))] for ids in texts]
+    options = GenerationConfig(**options).to_options(len(texts), (1,), num_ids)
+    history = of_tokens(np.asarray(tokens)[:, None], [[len(ids)] for ids in texts], [[n] for n in num_new])
+    logits = jnp.zeros((len(texts), 1, num_ids))
+    return np.asarray(jax.jit(sampling.adjust_logits)(logits, options, history))[:, 0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_no_ngram_is_completed_twice(size):
+    found = adjusted(TEXTS, [0] * 5, no_repeat_ngram_size=size)
+    num_banned = 0
+    for ids, row in zip(TEXTS, found, strict=True):
+        ngrams = {tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)}
+        last = ids[len(ids) - size + 1 :]
+        banned = {i for i in range(6) if len(last) == size - 1 and (*last, i) in ngrams}
+        assert set(np.flatnonzero(row == -np.inf)) == banned
+        num_banned += len(banned)
+    assert num_banned
+
+
+def test_bad_words_are_not_completed():
+    words = [[4, 3], [3, 4, 5], [2], [1], [0, 3, 4, 3, 4, 5, 5], [5, 5, 5, 5, 5, 5, 5, 5, 2, 4]]
+    found = adjusted(TEXTS, [0] * 5, bad_words_ids=words)
+    expected = [{5}, {3, 5}, set(), set(), set()]
+    assert [set(np.flatnonzero(row == -np.inf)) for row in found] == [ids | {2} for ids in expected]
+    # [1] alone is the end token: left out, as transformers does; [2] never occurs.
+
+
+def test_presence_and_frequency_penalties_count_generated_ids():
+    found = adjusted(TEXTS, [4, 1, 0, 3, 2], presence_penalty=[1, 1, 1, 0, 2], frequency_penalty=0.5)
+    for row, ids, num_new, weight in zip(found, TEXTS, [4, 1, 0, 3, 2], [1, 1, 1, 0, 2], strict=True):
+        new = ids[len(ids) - num_new :]
+        counts = np.bincount(new, minlength=6)
+        np.testing.assert_allclose(row, -0.5 * counts - weight * (counts > 0))
+
+
+def test_bias_and_suppressed_ids_add_up_at_every_position():
+    options = dict(logit_bias={2: 1.5, 4: -3}, suppress_tokens=[5, 70], begin_suppress_tokens=[3])
+    options = GenerationConfig(**options).to_options(2, (), 6, 80)
+    history = History(jnp.asarray([[0, 1], [2, 0]]))
+    found = sampling.adjust_logits(jnp.ones((2, 2, 8)), options, history)
+    later = np.asarray([1, 1, 2.5, 1, -2, -np.inf])
+    first = np.where(np.arange(6) == 3, -np.inf, later)
+    np.testing.assert_allclose(found, [[first, later], [later, first]])
+
+
+def test_a_function_of_ones_own_gets_logits_and_what_precedes_them():
+    def raised_after_four(logits, history):
+        last = jnp.take_along_axis(history.tokens, history.length[..., None] - 1, axis=-1)
+        return jnp.where(last == 4, logits + 1, logits)
+
+    found = adjusted(TEXTS, [0] * 5, logits_processor=raised_after_four)
+    assert found[:, 0].tolist() == [0, 1, 0, 0, 0]
+    with pytest.raises(ValueError, match="`logits_processor` must return the shape"):
+        adjusted(TEXTS, [0] * 5, logits_processor=lambda logits, history: logits[..., :2])
 
 
 # ---- what raises
@@ -297,8 +388,8 @@ def test_option_out_of_range_raises_by_name(options, words):
 
 
 def test_unknown_options_are_named_all_at_once():
-    with pytest.raises(ValueError, match="`logits_processor` is not supported.*`num_beams` is not supported"):
-        GenerationConfig().updated(dict(num_beams=4, top_p=0.9, logits_processor=[]))
+    with pytest.raises(ValueError, match="`num_beams` is not supported.*`sequence_bias` is not supported"):
+        GenerationConfig().updated(dict(num_beams=4, top_p=0.9, sequence_bias=[]))
 
 
 def test_unset_temperature_is_one_where_a_filter_is_given_and_greedy_elsewhere():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.exactness import enumeration, toys
@@ -32,7 +33,7 @@ from specjax.drafters import (
     StagedDrafter,
 )
 from specjax.generation_config import GenerationConfig
-from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, Network, State
+from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, History, Network, State
 
 
 class Toys(NamedTuple):
@@ -216,7 +217,30 @@ def of(name: str, num_draft: int = 2) -> Callable[[Toys], Drafter]:
 
 RULES = {rule.name: rule for rule in (acceptance.speculative, acceptance.block, acceptance.multi_round)}
 LOSSY = {"Lenient(0.5)": acceptance.Lenient(0.5), "Typical()": acceptance.Typical()}
-ALL = dict(temperature=0.7, top_k=3, top_p=0.8, min_p=0.2, repetition_penalty=1.5, min_new_tokens=2)
+
+
+def pulls_back(logits: jax.Array, history: History) -> jax.Array:
+    """Makes the last token but one likelier: what a function of the user's own may do."""
+    assert history.tokens is not None and history.length is not None
+    place = jnp.maximum(history.length - 2, 0)[..., None]
+    earlier = jnp.take_along_axis(jnp.asarray(history.tokens), place, axis=-1)
+    return logits + 1.25 * jax.nn.one_hot(earlier[..., 0], logits.shape[-1], dtype=logits.dtype)
+
+
+ALL: dict[str, Any] = dict(
+    temperature=0.7,
+    top_k=3,
+    top_p=0.8,
+    min_p=0.2,
+    repetition_penalty=1.5,
+    presence_penalty=0.3,
+    frequency_penalty=-0.2,
+    no_repeat_ngram_size=3,
+    logit_bias={0: 0.5},
+    bad_words_ids=((1, 0, 1),),
+    logits_processor=pulls_back,
+    min_new_tokens=2,
+)
 EVERYTHING = Case(
     config=options(**ALL, eos_ids=(2, 3)), vocab_size=5, num_ids=4, prefix=(0, 2, 1), num_tokens=3
 )
@@ -228,6 +252,17 @@ OPTIONS = {
     "top-p": Case(config=options(temperature=1.0, top_p=0.7)),
     "min-p": Case(config=options(temperature=1.0, min_p=0.4)),
     "repetition penalty": Case(config=options(temperature=1.0, repetition_penalty=1.7), prefix=(0, 0, 2)),
+    "presence and frequency": Case(
+        config=options(temperature=1.0, presence_penalty=0.8, frequency_penalty=0.6), prefix=(0, 0, 2)
+    ),
+    "no repeated 2-gram": Case(config=options(temperature=1.0, no_repeat_ngram_size=2)),
+    "bad words": Case(
+        config=options(temperature=1.0, bad_words_ids=((1,), (2, 0), (0, 2, 2))), vocab_size=4, num_tokens=3
+    ),
+    "bias, suppressed ids": Case(
+        config=options(logit_bias={0: 0.7}, suppress_tokens=(3,), begin_suppress_tokens=(1,)), vocab_size=4
+    ),
+    "a function of one's own": Case(config=options(temperature=1.0, logits_processor=pulls_back)),
     "minimum length": Case(config=options(temperature=1.0, min_new_tokens=2, eos_ids=(2,))),
     "end token inside the draft": Case(config=options(eos_ids=(2,))),
     "limit cuts the draft": Case(config=options(max_new_tokens=3)),

@@ -432,6 +432,14 @@ MINIMUM = cases.all_cases()["speculative", "chain of 2", "minimum length"]
 TOP_P = cases.all_cases()["speculative", "chain of 2", "top-p"]
 TOP_K = cases.all_cases()["speculative", "chain of 2", "top-k"]
 PADDED = Case(vocab_size=4, num_ids=3)
+PRESENCE = cases.all_cases()["speculative", "chain of 2", "presence and frequency"]
+NGRAM = cases.all_cases()["speculative", "chain of 2", "no repeated 2-gram"]
+BAD_WORDS = cases.all_cases()["speculative", "chain of 2", "bad words"]
+BIAS = cases.all_cases()["speculative", "chain of 2", "bias, suppressed ids"]
+OWN = cases.all_cases()["speculative", "chain of 2", "a function of one's own"]
+FORGETS_DRAFTS = history_with(
+    lambda right, undrafted: right._replace(tokens=undrafted.tokens, length=undrafted.length)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -516,9 +524,16 @@ FAULTS = {
         target_without(temperature=lambda options: jnp.ones_like(options.temperature))
     ),
     "penalty_not_in_p": Fault(target_without(repetition_penalty=lambda options: None), PENALTY),
-    "penalty_forgets_drafts": Fault(
-        history_with(lambda right, undrafted: right._replace(seen=undrafted.seen)), PENALTY
-    ),
+    "penalty_forgets_drafts": Fault(FORGETS_DRAFTS, PENALTY),
+    "presence_not_in_p": Fault(target_without(presence_penalty=lambda options: None), PRESENCE),
+    "frequency_not_in_p": Fault(target_without(frequency_penalty=lambda options: None), PRESENCE),
+    "ngram_block_not_in_p": Fault(target_without(no_repeat_ngram_size=lambda options: 0), NGRAM),
+    "ngram_block_forgets_drafts": Fault(FORGETS_DRAFTS, NGRAM),
+    "bad_words_not_in_p": Fault(target_without(bad_words=lambda options: None), BAD_WORDS),
+    "bad_words_forget_drafts": Fault(FORGETS_DRAFTS, BAD_WORDS),
+    "bias_not_in_p": Fault(target_without(bias=lambda options: None), BIAS),
+    "own_function_not_in_p": Fault(target_without(logits_processor=lambda options: None), OWN),
+    "own_function_forgets_drafts": Fault(FORGETS_DRAFTS, OWN),
     "minimum_length_not_in_p": Fault(target_without(min_new_tokens=lambda options: None), MINIMUM),
     "minimum_length_forgets_drafts": Fault(
         history_with(lambda right, undrafted: right._replace(num_new=undrafted.num_new)), MINIMUM

@@ -17,7 +17,7 @@ from specjax import cache as cache_lib
 from specjax import sampling
 from specjax import tree as tree_lib
 from specjax.generation_config import GenerationConfig
-from specjax.types import Layout, Network
+from specjax.types import History, Layout, Network
 
 NUM_CONTEXTS = 1009  # a prime: rows of a table
 GARBAGE = 99.0  # what slots hold before anything is written
@@ -263,12 +263,34 @@ def distribution(
     Written apart from `sampling.distribution`, and by sorting.
     """
     logits = logits.astype(np.float64)
+    for i, bias in (config.logit_bias or {}).items():
+        logits[i] += np.float32(bias)
+    logits[list(config.suppress_tokens)] = -np.inf
     if config.repetition_penalty is not None:
         seen = np.unique(tokens)
         penalty = float(np.float32(config.repetition_penalty))
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    counts = np.bincount(tokens[len(tokens) - num_new :], minlength=len(logits))
+    if config.frequency_penalty is not None:
+        logits -= np.float32(config.frequency_penalty) * counts
+    if config.presence_penalty is not None:
+        logits -= np.float32(config.presence_penalty) * (counts > 0)
+    size, text = config.no_repeat_ngram_size, tuple(tokens)
+    for i in range(len(logits)):
+        longer = (*text, i)
+        earlier = [text[k : k + size] for k in range(len(text) - size + 1)]
+        if (size and longer[-size:] in earlier) or any(
+            longer[-len(word) :] == tuple(word) for word in config.bad_words_ids
+        ):
+            logits[i] = -np.inf
     if config.min_new_tokens is not None and num_new < config.min_new_tokens:
         logits[list(eos_ids)] = -np.inf
+    if num_new == 0:
+        logits[list(config.begin_suppress_tokens)] = -np.inf
+    if config.logits_processor is not None:
+        history = History(np.array([[num_new]]), np.array([[tokens]]), np.array([[len(tokens)]]))
+        with jax.enable_x64(True):
+            logits = np.asarray(config.logits_processor(jnp.asarray(logits)[None, None], history))[0, 0]
     temperature = config.temperature
     if temperature is None:
         temperature = 0.0 if (config.top_k, config.top_p, config.min_p) == (None, None, None) else 1.0

@@ -15,7 +15,7 @@ from experiments.lib.arms import Arm
 from specjax import GenerationConfig, analysis, metrics, sampling, sharding
 from specjax.decode import Generation, Request
 from specjax.loading import Model
-from specjax.types import AcceptanceRule, Drafter
+from specjax.types import AcceptanceRule, Drafter, History
 
 Row = dict[str, Any]
 
@@ -219,8 +219,8 @@ def margin(request: Request, before: Sequence[int], index: int) -> float:
     cache = target.init_cache(target.encode(source, mask), mask, tokens.shape[1])
     logits, _, _ = target.decode(cache, tokens)
     tokens, last, options = sharding.fetch((tokens[:1], logits[:1, -1:], inputs["options"]))
-    seen = jnp.zeros((1, 1, last.shape[-1]), bool).at[:, :, tokens[0]].set(True)
-    history = sampling.History(jnp.asarray([[before.shape[1]]]), seen)
+    num_new, length = ([[array.shape[1]]] for array in (before, tokens))
+    history = History(jnp.asarray(num_new), jnp.asarray(tokens)[:, None], jnp.asarray(length))
     options = jax.tree.map(lambda x: jnp.asarray(x[index][None]), options)
     best, second = jax.lax.top_k(sampling.adjust_logits(jnp.asarray(last), options, history)[0, 0], 2)[0]
     return float(best - second)

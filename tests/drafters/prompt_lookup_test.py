@@ -26,7 +26,6 @@ def proposals(rows, num_draft=3, **settings):
         source_mask=jnp.array([[i < len(source) for i in range(width)] for source, _ in rows]),
         encoded=jnp.zeros((len(rows), width, 1)),
         options=GenerationConfig().to_options(len(rows)),
-        seen=None,
         remaining=jnp.full(len(rows), 9),
     )
     drafter = PromptLookupDrafter(num_draft, **settings)
