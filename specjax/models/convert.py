@@ -185,6 +185,23 @@ def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> T5C
         return config
 
 
+def read_generation_config(
+    source: str | os.PathLike[str], hub: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Returns the parsed generation_config.json of a local directory or of a hub repository.
+
+    Raises:
+      ValueError: there is none, or it is no JSON.
+    """
+    name = os.path.expanduser(os.fspath(source))
+    path = _locate(name, "generation_config.json", hub)
+    if path is None:
+        raise ValueError(
+            f"{name} has no generation_config.json: give a checkpoint that has one, or the options themselves"
+        )
+    return _read_json(path)
+
+
 def load(
     source: str | os.PathLike[str],
     dtype: str | None = None,
