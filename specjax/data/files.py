@@ -1,13 +1,16 @@
 """Text files and JSON lines, gzipped or plain."""
 
+import codecs
 import gzip
 import json
 import pathlib
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Example = Mapping[str, Any]  # field -> value, of one example
 T = TypeVar("T")
+_GZIP = b"\x1f\x8b"  # how a gzip file begins
 
 
 def read_lines(path: str | pathlib.Path) -> list[str]:
@@ -17,19 +20,55 @@ def read_lines(path: str | pathlib.Path) -> list[str]:
     separators (U+2028, U+0085) inside sentences; splitting there would misalign parallel files.
 
     Raises:
+      FileNotFoundError, ValueError: as of `read_text`.
+    """
+    return split_lines(read_text(path))
+
+
+def read_text(path: str | pathlib.Path) -> str:
+    """The text of a file, `.gz` or plain; see `decode_text`.
+
+    Raises:
       FileNotFoundError: neither `path` nor `path.gz` exists; both are named.
+      ValueError: it is no text in UTF-8, or a `.gz` that is no gzip file or damaged.
     """
     path = pathlib.Path(path)
     if path.is_dir():
         raise FileNotFoundError(f"{path} is a directory: give a text file")
     zipped = path if path.suffix == ".gz" else path.with_name(path.name + ".gz")
-    if path.exists() and path.suffix != ".gz":
-        content = path.read_bytes()
-    elif zipped.exists():
-        content = gzip.decompress(zipped.read_bytes())
-    else:
+    found = next((p for p in (path, zipped) if p.exists()), None)
+    if found is None:
         raise FileNotFoundError(f"no text file {path} (nor {zipped.name} beside it)")
-    return split_lines(content.decode("utf-8"))
+    content = found.read_bytes()
+    if found.suffix == ".gz" and not content.startswith(_GZIP):
+        raise ValueError(f"{found} must be a gzip file, got {content[:8]!r}: rename it, or fetch it again")
+    return decode_text(content, str(found))
+
+
+def decode_text(content: bytes, name: str) -> str:
+    """The text of bytes in UTF-8, gzipped or not; a byte order mark is left out.
+
+    Raises:
+      ValueError: they are something else; `name` and the line are named.
+    """
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{name} is cut off or damaged ({error}): copy or fetch it again") from error
+    remedy = "convert it, as in `iconv -f {} -t utf-8`"
+    start = content[:4096]
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 4 * start.count(0) > len(start):
+        raise ValueError(f"{name}, line 1: must be UTF-8, got UTF-16; {remedy.format('utf-16')}")
+    try:
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = len(split_lines(error.object[: error.start].decode("utf-8") + "."))
+        byte = f"byte 0x{error.object[error.start]:02x}"
+        remedy = remedy.format("latin1")
+        raise ValueError(
+            f"{name}, line {line}: must be UTF-8, got {byte} ({error.reason}); {remedy}"
+        ) from error
 
 
 def split_lines(text: str) -> list[str]:

@@ -49,3 +49,30 @@ def test_a_line_that_is_no_json_object_is_named(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(json.dumps({"n": 1}) + "\n" + line)
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: "):
         data.read_jsonl(tmp_path / "a.jsonl", dict)
+
+
+def test_a_byte_order_mark_is_no_text_and_gzip_is_known_by_its_content(tmp_path):
+    (tmp_path / "a").write_bytes("\ufeffÄ b\nc\n".encode())
+    (tmp_path / "b").write_bytes(gzip.compress((tmp_path / "a").read_bytes()))
+    assert data.read_lines(tmp_path / "a") == data.read_lines(tmp_path / "b") == ["Ä b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "a",
+            b"one\r\ntwo\rcaf\xe9\n",
+            r"a, line 3: must be UTF-8, got byte 0xe9 .*; convert it, as in `iconv",
+        ),
+        ("a", "one\n".encode("utf-16"), r"a, line 1: must be UTF-8, got UTF-16; .*-f utf-16"),
+        ("a", "one\ntwo\n".encode("utf-16-le"), r"a, line 1: must be UTF-8, got UTF-16"),
+        ("a.gz", gzip.compress(b"one\n" * 1000)[:-9], r"a.gz is cut off or damaged"),
+        ("a.gz", gzip.compress(bytes(range(256)))[:40] + b"\xff" * 40, r"a.gz is cut off or damaged"),
+        ("a.gz", b"<html>", r"a.gz must be a gzip file, got b'<html>'"),
+    ],
+)
+def test_what_is_no_text_is_named_in_a_sentence(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        data.read_lines(tmp_path / name)
