@@ -94,7 +94,9 @@ def acceptance_chances(
 
     found = []
     for pair in outputs:
-        shape = tuple(data.bucket(len(ids), data.SOURCE_BUCKETS) for ids in (pair.source, pair.target))
+        shape = tuple(
+            data.bucket(len(ids), data.source_buckets(len(ids))) for ids in (pair.source, pair.target)
+        )
         batch = dataclasses.asdict(data.make_batch([pair], shape))
         both = chances_of((target.params, draft.params), batch)
         found.append([np.asarray(x)[0, : len(pair.target)] for x in both])

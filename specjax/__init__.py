@@ -1,7 +1,7 @@
 """Speculative decoding for T5 in JAX and Flax: exactly the target's output distribution, sooner."""
 
 from specjax import acceptance, decode, drafters, sharding, types
-from specjax.api import generate, generate_all
+from specjax.api import generate, generate_all, stream
 from specjax.generation_config import GenerationConfig
 from specjax.loading import Model, int8, load, load_heads
 from specjax.texts import Output
@@ -19,5 +19,6 @@ __all__ = [
     "load",
     "load_heads",
     "sharding",
+    "stream",
     "types",
 ]

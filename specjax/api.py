@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ def generate(
     num_samples: int = 1,
     decoder_prefix: str | Sequence[str] | None = None,
     truncate: bool = False,
+    max_source_length: int | None = None,
     on_round: OnRound | None = None,
     **options: Any,
 ) -> Output:
@@ -52,7 +53,9 @@ def generate(
         one per prompt. A row's text depends on its own seed only.
       num_samples: samples per prompt.
       decoder_prefix: text that every output (or each) must begin with; it is not returned.
-      truncate: cut sources over 512 tokens instead of raising.
+      truncate: cut sources that are too long instead of raising.
+      max_source_length: the most tokens of a source; None: that of the target, 512 unless `load` was given
+        another. Sources are padded to lengths that go on doubling.
       on_round: called after every round with the ids that each row emitted in it.
       **options: fields of `GenerationConfig`, in place of those of `config`.
 
@@ -62,11 +65,80 @@ def generate(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    rows = _check_call(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
-    width = data.bucket(max(map(len, rows.sources)), data.SOURCE_BUCKETS)
-    request = rows.request(width, range(len(rows.sources)))
-    generation = decode.generate_requested(request, on_round, rows.stop_at)
+    rows = _check_call(
+        target,
+        prompts,
+        drafter,
+        rule,
+        config,
+        num_samples,
+        decoder_prefix,
+        truncate,
+        max_source_length,
+        options,
+    )
+    generation = decode.generate_requested(rows.whole_request(), on_round, rows.stop_at)
     return to_output(target.tokenizer, generation)
+
+
+def stream(
+    target: Model,
+    prompt: str,
+    *,
+    drafter: Drafter | None = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    config: GenerationConfig | None = None,
+    decoder_prefix: str | None = None,
+    truncate: bool = False,
+    max_source_length: int | None = None,
+    **options: Any,
+) -> Generator[str, None, Output]:
+    """Generates the text of one prompt in pieces, as rounds complete them.
+
+    The pieces make up the text that `generate` returns. Leaving the loop ends the work: nothing runs between
+    two pieces.
+
+    >>> import specjax
+    >>> target = specjax.load("experiments/checkpoints/captions-target")
+    >>> drafter = specjax.drafters.from_model(specjax.load("experiments/checkpoints/captions-draft"))
+    >>> for piece in specjax.stream(target, "A man rides a bicycle.", drafter=drafter):
+    ...     print(piece, end="", flush=True)
+    Ein Mann fährt ein Fahrrad.
+
+    Args:
+      target, drafter, rule, config, decoder_prefix, truncate, max_source_length: see `generate`.
+      prompt: one encoder text.
+      **options: fields of `GenerationConfig`, in place of those of `config`.
+
+    Returns:
+      A generator of texts, none empty. Its own value (`output = yield from stream(...)`) is what `generate`
+      returns.
+
+    Raises:
+      ValueError: an argument that cannot be used, when `stream` is called.
+    """
+    if not isinstance(prompt, str):
+        raise ValueError(f"`prompt` must be one text, got {prompt!r:.80}; specjax.generate takes several")
+    rows = _check_call(
+        target, [prompt], drafter, rule, config, 1, decoder_prefix, truncate, max_source_length, options
+    )
+    return _pieces(target.tokenizer, rows.whole_request(), rows.stop_at)
+
+
+def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> Generator[str, None, Output]:
+    """Yields the text of a request of one row as far as it is settled after each round; returns all of it."""
+    program, inputs = request
+    state, ids, given = decode.jitted_prefill(program, **inputs), [], ""
+    for before, state in decode.rounds_on_host(program, state, stop_at=stop_at):  # noqa: B020
+        ids += decode.emitted(before, state)[0]
+        text = texts.settled_text(tokenizer, ids)
+        if text.startswith(given) and text != given:
+            yield text[len(given) :]
+            given = text
+    output = to_output(tokenizer, decode.jitted_finish(program, state))
+    if output.texts[0] != given:
+        yield output.texts[0][len(given) :]
+    return output
 
 
 def generate_all(
@@ -81,6 +153,7 @@ def generate_all(
     num_samples: int = 1,
     decoder_prefix: str | Sequence[str] | None = None,
     truncate: bool = False,
+    max_source_length: int | None = None,
     journal: str | os.PathLike | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     **options: Any,
@@ -91,7 +164,8 @@ def generate_all(
     sources are padded to other lengths).
 
     Args:
-      target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate: see `generate`.
+      target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, max_source_length: see
+        `generate`.
       batch_size: rows decoded together.
       num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`, and a
         mesh divides it. None: about an eighth.
@@ -107,7 +181,18 @@ def generate_all(
     Raises:
       ValueError: an argument that cannot be used, named with its value and a remedy.
     """
-    rows = _check_call(target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, options)
+    rows = _check_call(
+        target,
+        prompts,
+        drafter,
+        rule,
+        config,
+        num_samples,
+        decoder_prefix,
+        truncate,
+        max_source_length,
+        options,
+    )
     _check_count("batch_size", batch_size)
     if num_refilled is None:
         num_refilled = corpus.default_refill_size(batch_size, target.mesh)
@@ -125,7 +210,7 @@ def generate_all(
     for finished in corpus.decode_all(
         lambda width, some: rows.request(width, [left[i] for i in some]),
         [lengths[i] for i in left],
-        data.SOURCE_BUCKETS,
+        data.source_buckets(max(lengths)),
         batch_size,
         num_refilled,
         rows.stop_at,
@@ -137,7 +222,10 @@ def generate_all(
 
 
 # What else the functions above take, for suggestions.
-_ALSO = ("num_samples", "decoder_prefix", "truncate", "on_round", "batch_size", "journal", "on_progress")
+_ALSO = (
+    *("num_samples", "decoder_prefix", "truncate", "max_source_length"),
+    *("on_round", "batch_size", "journal", "on_progress"),
+)
 
 
 class _CheckedCall(NamedTuple):
@@ -161,6 +249,11 @@ class _CheckedCall(NamedTuple):
     prefix_length: np.ndarray
     seeds: np.ndarray
     stop_at: decode.StopAt | None
+
+    def whole_request(self) -> Request:
+        """Returns the request of all rows."""
+        longest = max(map(len, self.sources))
+        return self.request(data.bucket(longest, data.source_buckets(longest)), range(len(self.sources)))
 
     def request(self, width: int, index: Sequence[int]) -> Request:
         """Returns the request of rows `index`, their sources padded to `width`; all share a program."""
@@ -204,6 +297,7 @@ def _check_call(
     num_samples: int,
     decoder_prefix: str | Sequence[str] | None,
     truncate: bool,
+    max_source_length: int | None,
     options: dict[str, Any],
 ) -> _CheckedCall:
     """Checks the arguments that `generate` and `generate_all` share; see there."""
@@ -219,8 +313,8 @@ def _check_call(
         warnings.warn(f"`num_samples`={num_samples} equal samples: set a temperature above 0", stacklevel=3)
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
     config = dataclasses.replace(config, max_new_tokens=limit)
-    sources = texts.source_ids(target.tokenizer, prompts, truncate, target.network.vocab_size)
     network = target.network
+    sources = _source_ids(target, prompts, truncate, max_source_length)
     prefix, prefix_length = texts.encode_prefixes(
         target.tokenizer, decoder_prefix, len(prompts), network.start_id, network.pad_id, network.vocab_size
     )
@@ -251,17 +345,28 @@ def _check_count(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
 
 
+def _source_ids(
+    target: Model, prompts: Sequence[str], truncate: bool, max_source_length: int | None
+) -> list[list[int]]:
+    """Returns the ids of every prompt; see `texts.source_ids`."""
+    limit, network = target.max_source_length, target.network
+    if max_source_length is not None:
+        texts.check_max_source_length(max_source_length)
+        limit = max_source_length
+    return texts.source_ids(target.tokenizer, prompts, truncate, network.vocab_size, limit, network.eos_ids)
+
+
 def encode_sources(
-    target: Model, prompts: Sequence[str], truncate: bool = False
+    target: Model, prompts: Sequence[str], truncate: bool = False, max_source_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokenises prompts and pads them to a bucket: ids `[B, S] int32`, mask `[B, S] bool`.
 
     Raises:
       ValueError: a source is over the limit and `truncate` is False.
     """
-    rows = texts.source_ids(target.tokenizer, prompts, truncate, target.network.vocab_size)
-    width = data.bucket(max(map(len, rows)), data.SOURCE_BUCKETS)
-    return data.pad(rows, width, target.network.pad_id)
+    rows = _source_ids(target, prompts, truncate, max_source_length)
+    longest = max(map(len, rows))
+    return data.pad(rows, data.bucket(longest, data.source_buckets(longest)), target.network.pad_id)
 
 
 def to_output(tokenizer: Any, generation: Generation) -> Output:

@@ -7,7 +7,7 @@ Axes: B rows, K drafts, V vocabulary, T token slots, S source length, P width of
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -196,6 +196,19 @@ jitted_step = jax.jit(step, static_argnames="sampled")
 jitted_end_rows = jax.jit(end_rows)
 
 
+def rounds_on_host(
+    program: Program, state: LoopState, max_running: int = 0, stop_at: StopAt | None = None
+) -> Iterator[tuple[LoopState, LoopState]]:
+    """Yields the states before and after each round of `run`, one jitted round at a time."""
+    sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
+    while int(state.running.sum()) > max_running:
+        before = state
+        state = jitted_step(program, state, sampled=sampled)
+        if stop_at is not None:
+            state = _apply_stop(program, before, state, stop_at)
+        yield before, state
+
+
 def run_on_host(
     program: Program,
     state: LoopState,
@@ -203,20 +216,17 @@ def run_on_host(
     on_round: OnRound | None = None,
     stop_at: StopAt | None = None,
 ) -> LoopState:
-    """`run` driven from the host, one jitted round at a time; see `generate` for both functions."""
-    sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
-    while int(state.running.sum()) > max_running:
-        before = state
-        state = jitted_step(program, state, sampled=sampled)
-        if stop_at is not None:
-            state = _apply_stop(program, before, state, stop_at)
+    """`run` driven from the host; see `generate` for both functions."""
+    for before, state in rounds_on_host(program, state, max_running, stop_at):  # noqa: B020
         if on_round is not None:
-            tokens, start, end = sharding.fetch(
-                (state.context.tokens, before.context.length, state.context.length)
-            )
-            spans = zip(tokens, start, end, strict=True)
-            on_round([row[a:b].tolist() for row, a, b in spans])
+            on_round(emitted(before, state))
     return state
+
+
+def emitted(before: LoopState, after: LoopState) -> list[list[int]]:
+    """Returns the ids that each row emitted between two states."""
+    tokens, start, end = sharding.fetch((after.context.tokens, before.context.length, after.context.length))
+    return [row[a:b].tolist() for row, a, b in zip(tokens, start, end, strict=True)]
 
 
 def _apply_stop(program: Program, before: LoopState, after: LoopState, stop_at: StopAt) -> LoopState:

@@ -164,7 +164,7 @@ class GenerationConfig:
         )
 
     def without_neutral(self) -> "GenerationConfig":
-        """Returns the same request without numbers that change nothing, as a penalty of 1, which then are free."""
+        """Returns the same request without numbers that change nothing: in the program they would cost."""
         temperature = self.temperature
         if temperature is None:
             temperature = 0.0 if self.is_greedy else 1.0
@@ -388,8 +388,8 @@ def _from_hf(found: Mapping[str, Any]) -> GenerationConfig:
     if ignored:
         listed = ", ".join(f"{key}={value}" for key, value in ignored.items())
         warnings.warn(
-            f"generation_config.json asks for {listed}, which speculative decoding does not follow; all else of "
-            "it holds",
+            f"generation_config.json asks for {listed}, which speculative decoding does not follow; all else "
+            "holds",
             stacklevel=3,
         )
     return GenerationConfig(**options)

@@ -10,7 +10,7 @@ import jax
 
 from specjax import sharding
 from specjax.models import convert, heads, heads_io, quantize, t5
-from specjax.texts import Vocabulary
+from specjax.texts import MAX_SOURCE_LENGTH, Vocabulary, check_max_source_length
 from specjax.types import Params
 
 _HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
@@ -24,10 +24,12 @@ class Model:
     Attributes:
       network: the network with its params; its vocabulary is the tokenizer's.
       tokenizer: a transformers tokenizer, or None.
+      max_source_length: the most ids of a source unless a call states another number.
     """
 
     network: t5.T5Network
     tokenizer: Any
+    max_source_length: int = MAX_SOURCE_LENGTH
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:
@@ -65,6 +67,7 @@ def load(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
+    max_source_length: int = MAX_SOURCE_LENGTH,
     **hub: Any,
 ) -> Model:
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
@@ -78,6 +81,8 @@ def load(
         decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
       rules: what is divided over "model"; `sharding.REPLICATED` replicates the model, as suits a small
         draft.
+      max_source_length: the most ids of a source. T5's positions are relative, so any number will do; the
+        encoder's attention takes memory by its square, a decoder's cache in proportion.
       **hub: `revision`, `subfolder`, `token`, `cache_dir` and `local_files_only`, for the hub.
 
     Raises:
@@ -87,8 +92,9 @@ def load(
         raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
     unknown = sorted(hub.keys() - set(_HUB_OPTIONS))
     if unknown:
-        known = ", ".join(("dtype", "mesh", "rules", *_HUB_OPTIONS))
+        known = ", ".join(("dtype", "mesh", "rules", "max_source_length", *_HUB_OPTIONS))
         raise ValueError(f"`{unknown[0]}` is no option of load; the options are {known}")
+    check_max_source_length(max_source_length)
     place = None
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
@@ -97,7 +103,7 @@ def load(
     config, params = convert.load(name_or_directory, dtype, place, hub)
     cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules)
     network = t5.T5Network(params, config, cache_sharding=cache_sharding)
-    return Model(network, load_tokenizer(name_or_directory, **hub))
+    return Model(network, load_tokenizer(name_or_directory, **hub), max_source_length)
 
 
 def check_loaded(target: Any) -> None:

@@ -116,7 +116,7 @@ def _counts(history: History, logits: jax.Array, new_only: bool) -> jax.Array:
 
 
 def _completions_of_ngrams(history: History, size: int) -> jax.Array:
-    """Returns `[B, N, T - size + 1]`, what followed the last `size` - 1 ids where they stood before; else -1."""
+    """Returns `[B, N, T - size + 1]`, what followed the last `size` - 1 ids wherever they stood, else -1."""
     assert history.tokens is not None and history.length is not None
     num_starts = history.tokens.shape[-1] - size + 1
     starts = jnp.arange(num_starts)[None, None, :]

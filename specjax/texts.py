@@ -11,7 +11,7 @@ from specjax import data
 from specjax.decode import Generation
 from specjax.round import FinishReason, Stats
 
-MAX_SOURCE_LENGTH = data.SOURCE_BUCKETS[-1]
+MAX_SOURCE_LENGTH = data.SOURCE_BUCKETS[-1]  # the default
 _FIELDS = ("token_ids", "log_probs", "processed_log_probs", "finish_reasons")
 
 
@@ -94,16 +94,29 @@ def check_vocabularies(target: Vocabulary | None, draft: Vocabulary | None) -> N
     )
 
 
+def check_max_source_length(value: Any) -> None:
+    """Raises a ValueError where it is no whole number of at least 1."""
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"`max_source_length` must be a whole number of at least 1, got {value!r}")
+
+
 def source_ids(
-    tokenizer: Any, prompts: Sequence[str], truncate: bool = False, vocab_size: int | None = None
+    tokenizer: Any,
+    prompts: Sequence[str],
+    truncate: bool = False,
+    vocab_size: int | None = None,
+    max_source_length: int = MAX_SOURCE_LENGTH,
+    eos_ids: Sequence[int] = (1,),
 ) -> list[list[int]]:
-    """The ids of every prompt, the end token last.
+    """The ids of every prompt, as the tokenizer ends it: T5's with the end token.
 
     Args:
       vocab_size: rows of the embedding; None: not checked.
+      max_source_length: the most ids of a prompt; `truncate` cuts what has more, and keeps an end token.
+      eos_ids: end tokens.
 
     Raises:
-      ValueError: a source is over the limit and `truncate` is False, or has an id without an embedding.
+      ValueError: sources over the limit and `truncate` is False, or an id without an embedding.
     """
     rows = [list(ids) for ids in tokenizer(list(prompts), verbose=False).input_ids]
     for i, row in enumerate(rows):
@@ -112,13 +125,20 @@ def source_ids(
                 f"prompts[{i}] has the id {max(row)}, but the model has {vocab_size} embeddings and the "
                 f"tokenizer {len(tokenizer)} ids; leave out tokens that were added, or resize the model"
             )
-    longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-    if len(rows[longest]) > MAX_SOURCE_LENGTH and not truncate:
-        raise ValueError(
-            f"prompts[{longest}] must have at most {MAX_SOURCE_LENGTH} tokens, got {len(rows[longest])}; "
-            "shorten it, or pass truncate=True"
+    too_long = [i for i, row in enumerate(rows) if len(row) > max_source_length]
+    if too_long and not truncate:
+        longest, *others = sorted(too_long, key=lambda i: -len(rows[i]))
+        also = (
+            f" (and {len(others)} more: {', '.join(f'prompts[{i}]' for i in others[:5])})" if others else ""
         )
-    return [data.truncate(row, MAX_SOURCE_LENGTH) for row in rows]
+        raise ValueError(
+            f"prompts[{longest}] must have at most {max_source_length} tokens, got {len(rows[longest])}"
+            f"{also}; raise `max_source_length`, shorten it, or pass truncate=True"
+        )
+    for i in too_long:
+        is_ended = rows[i][-1] in eos_ids
+        rows[i] = data.truncate(rows[i], max_source_length) if is_ended else rows[i][:max_source_length]
+    return rows
 
 
 def encode_prefixes(
@@ -169,6 +189,17 @@ def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int]
         return None
 
     return stop
+
+
+def settled_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Returns the text of the first ids of an output, as far as no id that follows can change it.
+
+    Blanks at the end are left out, and so are the first bytes of a character; where the tokenizer cleans up
+    blanks ("do n't" becomes "don't"), so is the last word.
+    """
+    text = tokenizer.decode(list(ids), skip_special_tokens=True).rstrip("\ufffd").rstrip()
+    cleans_up = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    return text.rpartition(" ")[0] if cleans_up else text
 
 
 def to_records(indices: Sequence[int], generation: Generation) -> list[dict[str, Any]]:

@@ -126,8 +126,8 @@ class Options(struct.PyTreeNode):
       bias: `[B, num_ids] float32`, added to the logits, -inf for ids that are suppressed; or None.
       repetition_penalty, presence_penalty, frequency_penalty, top_p, min_p: `[B] float32`, or None.
       top_k, min_new_tokens: `[B] int32`, or None.
-      bad_words: `[B, W, L] int32`, W sequences that must not occur, each at the end of its L ids with -1 before
-        it; or None.
+      bad_words: `[B, W, L] int32`, W sequences that must not occur, each at the end of its L ids, with -1
+        before it; or None.
       no_repeat_ngram_size: no sequence of so many ids occurs twice; 0: any may. Static.
       begin_suppress_tokens: ids that are suppressed at the first token. Static.
       logits_processor: the user's own function; None: none. Static.
@@ -153,7 +153,7 @@ class Options(struct.PyTreeNode):
 
     @property
     def read_tokens(self) -> bool:
-        """Whether a distribution depends on which tokens precede it, beyond what the network makes of them."""
+        """Whether a distribution depends on which tokens precede it, beside what the network sees in them."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         arrays = any(x is not None for x in (*penalties, self.bad_words))
         return arrays or self.no_repeat_ngram_size > 0 or self.logits_processor is not None

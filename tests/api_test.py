@@ -1,11 +1,15 @@
 """The text level, on a tiny random T5 and a tokenizer of single letters."""
 
+import concurrent.futures
+import dataclasses
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
 
 import specjax
-from specjax import api, drafters, texts
+from specjax import api, decode, drafters, texts
 from specjax.drafters import ModelDrafter
 from specjax.generation_config import row_seeds
 from specjax.loading import Model
@@ -241,3 +245,100 @@ def test_options_of_a_prompt_hold_for_its_samples(target):
     output = specjax.generate(target, PROMPTS, config=config, num_samples=3)
     assert len({tuple(ids) for ids in output.token_ids[:3]}) == 1
     assert len({tuple(ids) for ids in output.token_ids[3:]}) > 1
+
+
+# ---- long sources
+
+
+def test_sources_of_any_length_are_read_when_asked(target, drafter):
+    """Padding to 2,048 changes nothing: the row beside it is what it is alone."""
+    prompts = ["ab. " * 375 + "c", "a b"]
+    long = dict(max_source_length=2000, max_new_tokens=6)
+    plain = specjax.generate(target, prompts, **long)
+    assert specjax.generate(target, prompts, drafter=drafter, **long).token_ids == plain.token_ids
+    assert specjax.generate(target, prompts[1:], max_new_tokens=6).token_ids == plain.token_ids[1:]
+    assert api.encode_sources(target, prompts, max_source_length=2000)[0].shape == (2, 2048)
+    of_model = dataclasses.replace(target, max_source_length=2000)
+    assert specjax.generate_all(of_model, prompts, max_new_tokens=6).token_ids == plain.token_ids
+    cut = specjax.generate(target, prompts, truncate=True, max_new_tokens=6)
+    first = [prompts[0][:511], prompts[1]]
+    assert cut.token_ids == specjax.generate(target, first, max_new_tokens=6).token_ids
+
+
+def test_all_sources_that_are_too_long_are_named(target):
+    prompts = ["a" * 20, "b", "c" * 30]
+    with pytest.raises(
+        ValueError, match=r"prompts\[2\] must have at most 16 tokens, got 31 .and 1 more: pr.*0"
+    ):
+        specjax.generate(target, prompts, max_source_length=16)
+    with pytest.raises(ValueError, match="`max_source_length` must be a whole number"):
+        specjax.generate(target, prompts, max_source_length=0)
+
+
+# ---- streams and threads
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(temperature=1.0, seed=4), dict(stop=["e"]), dict(max_new_tokens=0)]
+)
+def test_stream_gives_the_text_of_generate_in_pieces(target, options):
+    drafter = drafters.from_model(random_model(1), num_draft=3)
+    options = dict(drafter=drafter, max_new_tokens=12) | options
+    whole = specjax.generate(target, PROMPTS[:1], **options)
+    pieces = specjax.stream(target, PROMPTS[0], **options)
+    texts, output = [], None
+    while output is None:
+        try:
+            texts.append(next(pieces))
+        except StopIteration as stopped:
+            output = stopped.value
+    assert "".join(texts) == whole.texts[0] and all(texts)
+    assert len(texts) > 1 or len(whole.texts[0]) < 4
+    assert output.token_ids == whole.token_ids and output.finish_reasons == whole.finish_reasons
+
+
+def test_stream_that_is_left_runs_no_further_round(target):
+    with mock.patch.object(decode, "jitted_step", wraps=decode.jitted_step) as step:
+        for _ in specjax.stream(target, PROMPTS[0], max_new_tokens=12, eos_ids=[]):
+            if step.call_count >= 3:
+                break
+    assert step.call_count == 3
+
+
+def test_stream_checks_when_it_is_called(target):
+    with pytest.raises(ValueError, match="`prompt` must be one text"):
+        specjax.stream(target, PROMPTS)
+    with pytest.raises(ValueError, match="`temperature` must be"):
+        specjax.stream(target, PROMPTS[0], temperature=-1)
+
+
+class Cleaned:
+    """A tokenizer of bytes, two of which may make a character, that joins "n't" to the word before it."""
+
+    clean_up_tokenization_spaces = True
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(ids).decode(errors="replace").replace(" n't", "n't")
+
+
+def test_settled_text_is_never_taken_back():
+    ids = list("Äs do n't  go, ß".encode())
+    whole, given = Cleaned().decode(ids, skip_special_tokens=True), ""
+    for end in range(len(ids) + 1):
+        text = texts.settled_text(Cleaned(), ids[:end])
+        assert whole.startswith(text)
+        given = max(given, text, key=len)
+    assert given == "Äs don't  go,"
+
+
+def test_threads_that_share_a_model_get_what_each_gets_alone(target, drafter):
+    """Lengths, options and prompts differ, so programs are compiled and run at the same time."""
+    calls = [
+        dict(prompts=[PROMPTS[i % 2], "xyz" * (1 + i)], max_new_tokens=4 + i, temperature=i % 3, seed=i)
+        for i in range(6)
+    ]
+    run = lambda call: specjax.generate(target, drafter=drafter, **call).token_ids  # noqa: E731
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(run, calls * 2))
+    assert together == [run(call) for call in calls] * 2

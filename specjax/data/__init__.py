@@ -12,11 +12,12 @@ from specjax.data.batches import (
     make_batch,
     pad,
     shape_for,
+    source_buckets,
     tokenize,
     training_rows,
     truncate,
 )
-from specjax.data.files import read_jsonl, read_lines, read_pairs, split_lines
+from specjax.data.files import decode_text, read_jsonl, read_lines, read_pairs, read_text, split_lines
 from specjax.data.stream import Stream, stream
 from specjax.data.tasks import TASKS, Examples, Task, TextPair, load
 from specjax.data.tokenizers import load_or_train_tokenizer
@@ -33,6 +34,7 @@ __all__ = [
     "Task",
     "TextPair",
     "bucket",
+    "decode_text",
     "epoch",
     "evaluation_batches",
     "load",
@@ -42,7 +44,9 @@ __all__ = [
     "read_jsonl",
     "read_lines",
     "read_pairs",
+    "read_text",
     "shape_for",
+    "source_buckets",
     "split_lines",
     "stream",
     "tokenize",

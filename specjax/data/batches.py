@@ -89,6 +89,14 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
     raise ValueError(f"length {length} is over the largest bucket {max(buckets)}")
 
 
+def source_buckets(longest: int) -> tuple[int, ...]:
+    """Values of S for sources of up to `longest` ids: `SOURCE_BUCKETS`, which go on doubling."""
+    sizes = [*SOURCE_BUCKETS]
+    while sizes[-1] < longest:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)
+
+
 def shape_for(pairs: Sequence[Pair], shapes: Sequence[Shape]) -> Shape:
     """The first of the growing `shapes` that holds all pairs.
 

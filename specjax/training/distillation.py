@@ -86,7 +86,8 @@ def generate_targets(
     targets: dict[int, list[int]] = {}
     num_emitted = 0
     on_progress(0, num_emitted)
-    for finished in corpus.decode_all(request, lengths, data.SOURCE_BUCKETS, batch_size, num_refilled):
+    buckets = data.source_buckets(max(lengths))
+    for finished in corpus.decode_all(request, lengths, buckets, batch_size, num_refilled):
         rows = zip(finished.indices, finished.generation.tokens, finished.generation.length, strict=True)
         targets |= {int(index): tokens[:length].tolist() for index, tokens, length in rows}
         num_emitted += int(finished.generation.length.sum())
