@@ -24,7 +24,7 @@ Rules = Sequence[tuple[str, P]]
 T5_RULES: Rules = (
     (r"^embedding$", P("model", None)),  # [V, M]
     (r"^head$", P(None, "model")),  # [M, V]
-    (r"_bias/table$", P(None, "model")),  # [buckets, H]
+    (r"_bias(_\d+)?/table$", P(None, "model")),  # [buckets, H]
     (r"/(attention|cross)/[qkv]$", P(None, "model", None)),  # [M, H, D]
     (r"/(attention|cross)/o$", P("model", None, None)),  # [H, D, M]
     (r"/feed_forward/wi(_0|_1)?$", P(None, "model")),  # [M, F]

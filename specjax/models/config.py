@@ -13,7 +13,7 @@ class T5Config:
       vocab_size: V, rows of the embedding (padding rows included).
       d_model, d_kv, d_ff, num_heads: M, D, F and H.
       num_layers, num_decoder_layers: layers of the encoder and of the decoder.
-      gated: False: `relu(x W)` (v1.0). True: `gelu(x W0) * (x W1)` with the tanh form (v1.1).
+      gated: False: `f(x W)` (v1.0). True: `f(x W0) * (x W1)` (v1.1).
       tied_head: the head is the embedding (v1.0) rather than a matrix of its own.
       scale_logits: multiply the head's input by M^-0.5 (v1.0).
       num_buckets, max_distance: of the relative-position bias.
@@ -21,6 +21,8 @@ class T5Config:
       dtype: compute dtype, a string: "float32", "bfloat16" or "float16".
       pad_id, eos_id, start_id: special ids; the decoder's input begins with `start_id`.
       other_eos_ids: further ids that end a row.
+      activation: f, a key of `layers.ACTIVATIONS`; None: relu, where gated the tanh form of gelu.
+      bias_in_every_layer: each layer has a table of relative positions of its own (UMT5), not one a stack.
     """
 
     vocab_size: int = 32128
@@ -42,6 +44,8 @@ class T5Config:
     eos_id: int = 1
     start_id: int = 0
     other_eos_ids: tuple[int, ...] = ()
+    activation: str | None = None
+    bias_in_every_layer: bool = False
 
     @property
     def precision(self) -> jax.lax.Precision:

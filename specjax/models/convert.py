@@ -24,7 +24,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax.models import adapters
 from specjax.models.config import T5Config
+from specjax.models.layers import ACTIVATIONS
 from specjax.writing import write_whole
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,6 +36,21 @@ EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Old files hold a bias for cross-attention, which T5 does not have.
 IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+
+# The model_type of config.json -> the class in `architectures`, which tells where there is no model_type.
+MODEL_TYPES = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
+_NOT_T5 = {
+    "codet5p": "CodeT5+ of 2B and more is built of CodeGen; its 220m and 770m are T5s",
+    "longt5": "its encoder attends to local blocks",
+    "switch_transformers": "its layers are mixtures of experts",
+}
+# Other names of activations -> those of `ACTIVATIONS`.
+_SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "gelu_python": "gelu"}
+_SAME_ACTIVATION |= {"swish": "silu"}
 
 # Attributes of `T5Config` that config.json must give; all attributes that it may give -> its key.
 _REQUIRED = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
@@ -87,8 +104,10 @@ def _feed_forward(config: T5Config, name: str, *path: str) -> Iterator[Tensor]:
 def _stack(config: T5Config, stack: str, num_layers: int) -> Iterator[Tensor]:
     """Yields the tensors of the encoder or of the decoder."""
     table = (config.num_buckets, config.num_heads)
-    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    yield Tensor(bias, (f"{stack}_bias", "table"), "same", table, table)
+    for index in range(num_layers if config.bias_in_every_layer else 1):
+        bias = f"{stack}.block.{index}.layer.0.SelfAttention.relative_attention_bias.weight"
+        name = f"{stack}_bias_{index}" if config.bias_in_every_layer else f"{stack}_bias"
+        yield Tensor(bias, (name, "table"), "same", table, table)
     for index in range(num_layers):
         layer, block = f"{stack}_layers_{index}", f"{stack}.block.{index}.layer"
         yield from _attention(config, f"{block}.0.SelfAttention", layer, "attention")
@@ -119,7 +138,7 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
     """Returns the config that a config.json describes, whichever transformers version wrote it.
 
     Up to version 4, `tie_word_embeddings` states both that the head is the embedding and that
-    logits are scaled. Version 5 always writes True there and states the second, for T5, in
+    logits are scaled. Version 5 always writes True there and states the second, for T5 and UMT5, in
     `scale_decoder_outputs`; it never scales mT5.
 
     Args:
@@ -128,18 +147,17 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
     Returns:
       The config in float32. `tied_head` is a guess here: the weights decide it (see `load`).
     """
-    kind = config.get("model_type", "t5")
-    if kind not in ("t5", "mt5"):
-        reason = " (it has a relative bias in every layer)" if kind == "umt5" else ""
-        raise ValueError(f"model_type {kind!r} is not supported{reason}: specjax runs 't5' and 'mt5'")
-    projection = config.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
-    if projection not in ("relu", "gated-gelu"):
-        raise ValueError(f"feed_forward_proj {projection!r} is unknown: 'relu' (v1.0) or 'gated-gelu' (v1.1)")
+    kind = model_type(config)
+    if kind not in MODEL_TYPES:
+        reasons = [f" ({reason})" for name, reason in _NOT_T5.items() if kind.startswith(name)]
+        known = ", ".join(map(repr, MODEL_TYPES))
+        raise ValueError(f"model_type {kind!r} is not supported{''.join(reasons)}: specjax runs {known}")
+    gated, activation = _feed_forward_form(config, kind)
     absent = [key for key in _REQUIRED if config.get(key) is None]
     if absent:
         raise ValueError(f"config.json lacks {', '.join(absent)}: is this the config of a T5?")
     tied = config.get("tie_word_embeddings", True) is not False
-    scaled = config.get("scale_decoder_outputs", tied if kind == "t5" else False)
+    scaled = config.get("scale_decoder_outputs", tied if kind != "mt5" else False)
     given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
     if isinstance(given.get("eos_id"), list):
         if not given["eos_id"]:
@@ -148,7 +166,45 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
         given["other_eos_ids"] = tuple(others)
     given.setdefault("num_decoder_layers", given["num_layers"])
     given.setdefault("start_id", given.get("pad_id", 0))
-    return T5Config(**given, gated=projection != "relu", tied_head=tied, scale_logits=bool(scaled))
+    return T5Config(
+        **given,
+        gated=gated,
+        tied_head=tied,
+        scale_logits=bool(scaled),
+        activation=activation,
+        bias_in_every_layer=kind == "umt5",
+    )
+
+
+def model_type(config: dict[str, Any]) -> str:
+    """Returns the model_type of a parsed config.json; google/umt5-small states its class only."""
+    classes = config.get("architectures") or [None]
+    known = [kind for kind, name in MODEL_TYPES.items() if name == classes[0]]
+    return config.get("model_type") or (known or ["t5"])[0]
+
+
+def _feed_forward_form(config: dict[str, Any], kind: str) -> tuple[bool, str | None]:
+    """Returns whether the feed-forward layer is gated, and its activation (None: the usual one).
+
+    `is_gated_act` and `dense_act_fn`, where given, hold over `feed_forward_proj`, as in transformers.
+    """
+    projection = config.get("feed_forward_proj") or ("relu" if kind == "t5" else "gated-gelu")
+    name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    stated, derived = config.get("is_gated_act"), projection.startswith("gated-")
+    gated = derived if stated is None else bool(stated)
+    name = config.get("dense_act_fn") or name
+    name = _SAME_ACTIVATION.get(name, name)
+    if name not in ACTIVATIONS:
+        known = ", ".join((*ACTIVATIONS, *_SAME_ACTIVATION))
+        raise ValueError(
+            f"the activation {name!r} (feed_forward_proj {projection!r}) is unknown: it may be {known}, "
+            "plain or gated"
+        )
+    return gated, None if name == _usual(gated) else name
+
+
+def _usual(gated: bool) -> str:
+    return "gelu_new" if gated else "relu"
 
 
 def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
@@ -158,13 +214,16 @@ def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
     out the scale; no published T5 is of that form.
     """
     eos_ids = [config.eos_id, *config.other_eos_ids]
+    kind = "umt5" if config.bias_in_every_layer else "t5"
+    activation = config.activation or _usual(config.gated)
+    plain = {"gelu_new": "gelu"}.get(activation, activation) if config.gated else activation
     return {key: getattr(config, name) for name, key in _KEYS.items()} | {
         "eos_token_id": eos_ids if config.other_eos_ids else config.eos_id,
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
+        "architectures": [MODEL_TYPES[kind]],
+        "model_type": kind,
         "is_encoder_decoder": True,
-        "feed_forward_proj": "gated-gelu" if config.gated else "relu",
-        "dense_act_fn": "gelu_new" if config.gated else "relu",
+        "feed_forward_proj": f"gated-{plain}" if config.gated else plain,
+        "dense_act_fn": activation,
         "is_gated_act": config.gated,
         # To version 4 True also means: scale. So a tied head without the scale is written as
         # an untied one that equals the embedding.
@@ -207,6 +266,7 @@ def load(
     dtype: str | None = None,
     place: Callable[[Any], Any] | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
+    adapter: str | os.PathLike[str] | None = None,
 ) -> tuple[T5Config, dict[str, Any]]:
     """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
 
@@ -216,12 +276,14 @@ def load(
       place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
         devices, one after the other, and a process reads the parts of its own devices only.
       hub: `revision`, `subfolder`, `token` and the like, for the hub.
+      adapter: a directory or hub id of a LoRA adapter in PEFT's format, which is merged into the weights in
+        float32 as they are read (see `adapters`).
 
     Returns:
       The config and the params, in the structure of `T5(config).init(...)["params"]`; without
       `place` as arrays on JAX's default device (see `jax.default_device`).
     """
-    with _opened(source, _compute_dtype(dtype), hub) as (config, checkpoint):
+    with _opened(source, _compute_dtype(dtype), hub, adapter) as (config, checkpoint):
         places = {} if place is None else _by_path(place(shapes(config)))
         return config, _nest(
             (t.path, _read(checkpoint, t, config.dtype, places.get(t.path))) for t in tensor_names(config)
@@ -268,21 +330,36 @@ def _compute_dtype(dtype: Any) -> str:
     return dtype
 
 
-@contextlib.contextmanager
-def _opened(
-    source: str | os.PathLike[str], dtype: str, hub: Mapping[str, Any] = MappingProxyType({})
-) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
-    """Yields the config of a checkpoint and its open files, checked against each other."""
+def read_json_config(
+    source: str | os.PathLike[str], hub: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Returns the parsed config.json of a local directory or of a hub repository.
+
+    Raises:
+      ValueError: there is none, or it is no JSON.
+    """
     source = os.path.expanduser(os.fspath(source))
-    locate = functools.partial(_locate, source, hub=hub)
-    path = locate("config.json")
+    path = _locate(source, "config.json", hub)
     if path is None:
         where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
         raise ValueError(
             f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
             "Face's format"
         )
-    described = _read_json(path)
+    return _read_json(path)
+
+
+@contextlib.contextmanager
+def _opened(
+    source: str | os.PathLike[str],
+    dtype: str,
+    hub: Mapping[str, Any] = MappingProxyType({}),
+    adapter: str | os.PathLike[str] | None = None,
+) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
+    """Yields the config of a checkpoint and its open files, checked against each other."""
+    source = os.path.expanduser(os.fspath(source))
+    locate = functools.partial(_locate, source, hub=hub)
+    described = read_json_config(source, hub)
     generation = locate("generation_config.json")
     if generation is not None:  # special ids stand there too, and what stands there holds
         found = _read_json(generation)
@@ -290,10 +367,16 @@ def _opened(
     config = dataclasses.replace(config_from_hf(described), dtype=dtype)
     with contextlib.ExitStack() as stack:
         copies = (*ALIASES, HEAD) if config.tied_head and config.scale_logits else ALIASES
-        checkpoint = _Checkpoint(_weight_files(source, locate), copies, stack)
-        own_head = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
-        config = dataclasses.replace(config, tied_head=not own_head or checkpoint.same(HEAD, EMBEDDING))
+        changes = None if adapter is None else _read_adapter(adapter)
+        checkpoint = _Checkpoint(_weight_files(source, locate), copies, stack, changes)
+        has_both = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
+        own_head = has_both and not checkpoint.same(HEAD, EMBEDDING)
+        # What an adapter does to a tied head it does not do to the embedding.
+        own_head |= changes is not None and HEAD in changes.names
+        config = dataclasses.replace(config, tied_head=not own_head)
         _check(checkpoint, config)
+        if changes is not None:
+            changes.check({tensor.name: tensor.file_shape for tensor in tensor_names(config)})
         yield config, checkpoint
 
 
@@ -326,6 +409,20 @@ def _read_json(path: str) -> dict[str, Any]:
     return content
 
 
+def _read_adapter(source: str | os.PathLike[str]) -> adapters.Adapter:
+    """Reads a LoRA adapter of a local directory or of a hub repository."""
+    name = os.path.expanduser(os.fspath(source))
+    config, weights = _locate(name, adapters.CONFIG), _locate(name, adapters.WEIGHTS)
+    if config is None or weights is None:
+        absent = adapters.CONFIG if config is None else adapters.WEIGHTS
+        legacy = weights is None and _locate(name, adapters.LEGACY) is not None
+        remedy = "load and save it with PEFT, safe_serialization=True" if legacy else "copy it again"
+        raise ValueError(
+            f"`adapter` must be the directory of a LoRA adapter, got {name}, which lacks {absent}; {remedy}"
+        )
+    return adapters.read(name, _read_json(config), weights)
+
+
 def _weight_files(source: str, locate: Callable[[str], str | None]) -> list[str]:
     """Returns the paths of the safetensors files: the one, or the shards that the index names."""
     path = locate(WEIGHTS)
@@ -350,7 +447,14 @@ def _weight_files(source: str, locate: Callable[[str], str | None]) -> list[str]
 class _Checkpoint:
     """The open files of a checkpoint; a tensor is read when it is needed."""
 
-    def __init__(self, paths: list[str], copies: Sequence[str], stack: contextlib.ExitStack):
+    def __init__(
+        self,
+        paths: list[str],
+        copies: Sequence[str],
+        stack: contextlib.ExitStack,
+        adapter: adapters.Adapter | None = None,
+    ):
+        self._adapter = adapter
         self._file_of: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
@@ -366,10 +470,14 @@ class _Checkpoint:
         # Some files hold the embedding under the name of a copy only.
         found = [name for name in copies if name in self.shapes]
         self._stored_as = {} if EMBEDDING in self.shapes or not found else {EMBEDDING: found[0]}
+        if adapter is not None and HEAD in adapter.names and HEAD not in self.shapes:
+            self._stored_as[HEAD] = self._stored_as.get(EMBEDDING, EMBEDDING)  # where the head was tied
         for name, stored in self._stored_as.items():
-            self._file_of[name], self.shapes[name] = self._file_of[stored], self.shapes[stored]
+            if stored in self.shapes:
+                self._file_of[name], self.shapes[name] = self._file_of[stored], self.shapes[stored]
 
     def read(self, name: str) -> np.ndarray:
+        """Returns a whole tensor as the file has it."""
         return self._file_of[name].get_tensor(self._stored_as.get(name, name))
 
     def read_part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
@@ -387,9 +495,11 @@ class _Checkpoint:
 
     def _slice(self, name: str, spans: list[range]) -> np.ndarray:
         stored = self._file_of[name].get_slice(self._stored_as.get(name, name))
-        return stored[tuple(slice(span.start, span.stop) for span in spans)]
+        part = stored[tuple(slice(span.start, span.stop) for span in spans)]
+        return part if self._adapter is None else self._adapter.merged(name, part, spans)
 
     def same(self, name: str, other: str) -> bool:
+        """Returns whether two tensors are equal in the file."""
         return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
 
 
@@ -412,6 +522,9 @@ def _check(checkpoint: _Checkpoint, config: T5Config) -> None:
         problems.append('the weights have wi_0/wi_1: feed_forward_proj should be "gated-gelu" (v1.1)')
     if any(".wi_0." in name for name in missing) and any(".wi." in name for name in left_over):
         problems.append('the weights have wi, not wi_0/wi_1: feed_forward_proj should be "relu" (v1.0)')
+    tables = [name for name in left_over if "layer.0.SelfAttention.relative_attention_bias" in name]
+    if tables and not config.bias_in_every_layer:
+        problems.append('the weights have a bias in every layer: model_type should be "umt5"')
     if problems:
         raise ValueError("the weights do not fit config.json: " + "; ".join(problems))
 

@@ -206,8 +206,9 @@ class FeatureDecoder(nn.Module):
             masks = self.masks[np.array(mask_ids)].astype(x.dtype)
             masks = jnp.broadcast_to(masks[None], (len(x), *masks.shape))
             x = jnp.concatenate([x, masks], axis=1)
-        bias = self.bias(layout.positions, layout.key_positions)
-        streams, cache = layers.run_decoder(self.layers, x, cache, bias, layout.visible)
+        num_layers = self.config.num_layers
+        biases = layers.biases(self.bias, num_layers, layout.positions, layout.key_positions)
+        streams, cache = layers.run_decoder(self.layers, x, cache, biases, layout.visible)
         return self.norm(streams[-1]), cache
 
     def logits(self, frozen: Any, hidden: jax.Array) -> jax.Array:

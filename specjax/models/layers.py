@@ -1,7 +1,8 @@
 """The layers of a T5, as Flax (Linen) modules.
 
 Sources: Raffel et al. 2020 (arXiv 1910.10683) for v1.0, Shazeer 2020 (arXiv 2002.05202) for
-the gated feed-forward layer of v1.1, Shaw et al. 2018 for relative positions.
+the gated feed-forward layer of v1.1, Shaw et al. 2018 for relative positions, Chung et al. 2023 (arXiv
+2304.09151) for UMT5.
 
 Axes: B rows, N decoder tokens of this call, S source length, T cache slots, M model width, F
 feed-forward width, H heads, D head width.
@@ -11,7 +12,7 @@ activations reach 1e5, beyond float16. Masking selects; it never adds a large ne
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +23,16 @@ from specjax import cache as cache_lib
 from specjax.models.config import T5Config
 
 MASKED = -1e30  # a float32 score that no softmax notices
+
+_gelu = functools.partial(nn.gelu, approximate=False)
+_tanh_gelu = functools.partial(nn.gelu, approximate=True)
+# By their names in transformers.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "gelu": _gelu,
+    "gelu_new": _tanh_gelu,
+    "silu": nn.silu,
+}
 
 # One mask per row and feature, shared by all positions, as in T5X: a tenth of the random bits.
 Dropout = functools.partial(nn.Dropout, broadcast_dims=(-2,))
@@ -154,7 +165,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """ReLU (v1.0) or gated GELU (v1.1). Kernels: wi or wi_0, wi_1 `[M, F]`, wo `[F, M]`."""
+    """One hidden layer, plain (v1.0) or gated (v1.1). Kernels: wi or wi_0, wi_1 `[M, F]`, wo `[F, M]`."""
 
     config: T5Config
 
@@ -168,10 +179,8 @@ class FeedForward(nn.Module):
             kernel = self.param(name, init_in, (c.d_model, c.d_ff))
             return jnp.einsum("bnm,mf->bnf", x, kernel.astype(x.dtype), precision=c.precision)
 
-        if c.gated:
-            hidden = nn.gelu(widen("wi_0"), approximate=True) * widen("wi_1")
-        else:
-            hidden = nn.relu(widen("wi"))
+        activation = ACTIVATIONS[c.activation or ("gelu_new" if c.gated else "relu")]
+        hidden = activation(widen("wi_0")) * widen("wi_1") if c.gated else activation(widen("wi"))
         hidden = Dropout(c.dropout_rate)(hidden, deterministic=deterministic)
         wo = self.param("wo", init_out, (c.d_ff, c.d_model))
         return jnp.einsum(
@@ -184,7 +193,7 @@ class FeedForward(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """The table `[num_buckets, H]` of relative-position biases of a stack."""
+    """The table `[num_buckets, H]` of relative-position biases of a stack, or of one layer."""
 
     config: T5Config
     two_sided: bool
@@ -207,6 +216,18 @@ class RelativeBias(nn.Module):
         )
         offsets = key_positions[:, None, :] - query_positions[..., None] + num_keys  # [B, N, T]
         return table.T[:, buckets][:, jnp.clip(offsets, 0, 2 * num_keys)].swapaxes(0, 1)
+
+
+def biases(
+    tables: RelativeBias | Sequence[RelativeBias],
+    num_layers: int,
+    query_positions: jax.Array,
+    key_positions: jax.Array,
+) -> list[jax.Array]:
+    """Returns the bias of each layer, of a table that all share or of its own; see `RelativeBias`."""
+    if isinstance(tables, RelativeBias):
+        return [tables(query_positions, key_positions)] * num_layers
+    return [table(query_positions, key_positions) for table in tables]
 
 
 class EncoderLayer(nn.Module):
@@ -305,13 +326,17 @@ def run_decoder(
     layers: Sequence[DecoderLayer],
     x: jax.Array,
     cache: cache_lib.Cache,
-    bias: jax.Array,
+    biases: Sequence[jax.Array],
     visible: jax.Array,
     deterministic: bool = True,
 ) -> tuple[list[jax.Array], cache_lib.Cache]:
-    """The residual stream `[B, N, M]` after each layer, and the cache with N more tokens."""
+    """Returns the residual stream `[B, N, M]` after each layer, and the cache with N more tokens.
+
+    Args:
+      biases: of each layer, see `attend`, as `visible`.
+    """
     streams, keys, values = [], [], []
-    for index, layer in enumerate(layers):
+    for index, (layer, bias) in enumerate(zip(layers, biases, strict=True)):
         x, layer_keys, layer_values = layer(x, cache, index, bias, visible, deterministic)
         streams.append(x)
         keys.append(layer_keys)

@@ -1,4 +1,4 @@
-"""T5 as a Flax (Linen) module: v1.0, v1.1, FLAN, mT5 and ByT5. Its layers: `layers`.
+"""T5 as a Flax (Linen) module: v1.0, v1.1 and all that descends from them, UMT5 too. Its layers: `layers`.
 
 Axes: B rows, N decoder tokens of this call, S source length, T cache slots, V vocabulary, M model width.
 
@@ -21,6 +21,7 @@ from specjax.models.layers import (
     EncoderLayer,
     RelativeBias,
     RMSNorm,
+    biases,
     empty_cache,
     run_decoder,
     unit,
@@ -46,13 +47,19 @@ class T5(nn.Module):
         if not c.tied_head:
             head_init = nn.initializers.normal(c.d_model**-0.5)
             self.head = self.param("head", head_init, (c.d_model, c.vocab_size))
-        self.encoder_bias = RelativeBias(c, two_sided=True)
+        self.encoder_bias = self._tables(c.num_layers, two_sided=True)
         self.encoder_layers = [EncoderLayer(c) for _ in range(c.num_layers)]
         self.encoder_norm = RMSNorm(c)
-        self.decoder_bias = RelativeBias(c, two_sided=False)
+        self.decoder_bias = self._tables(c.num_decoder_layers, two_sided=False)
         self.decoder_layers = [DecoderLayer(c) for _ in range(c.num_decoder_layers)]
         self.decoder_norm = RMSNorm(c)
         self.dropout = Dropout(c.dropout_rate)
+
+    def _tables(self, num_layers: int, two_sided: bool) -> Any:
+        """Returns the table of a stack, or those of its layers."""
+        if not self.config.bias_in_every_layer:
+            return RelativeBias(self.config, two_sided)
+        return [RelativeBias(self.config, two_sided) for _ in range(num_layers)]
 
     def _embed(self, ids: jax.Array, deterministic: bool) -> jax.Array:
         x = self.embedding[ids].astype(self.config.dtype).astype(jnp.float32)
@@ -71,8 +78,8 @@ class T5(nn.Module):
         x = self._embed(source_ids, deterministic)
         num_source = source_ids.shape[1]
         positions = jnp.arange(num_source)[None]
-        bias = self.encoder_bias(positions, positions)
-        for layer in self.encoder_layers:
+        of_layers = biases(self.encoder_bias, self.config.num_layers, positions, positions)
+        for layer, bias in zip(self.encoder_layers, of_layers, strict=True):
             x = layer(x, bias, source_mask[:, None, :], deterministic)
         return self.dropout(self.encoder_norm(x), deterministic=deterministic)
 
@@ -111,15 +118,16 @@ class T5(nn.Module):
         num_new = tokens.shape[1]
         if layout is None:
             layout = tree.chain_layout(cache.length, num_new, cache.num_slots or num_new)
-        bias = self.decoder_bias(layout.positions, layout.key_positions)
+        num_layers = self.config.num_decoder_layers
+        of_layers = biases(self.decoder_bias, num_layers, layout.positions, layout.key_positions)
         x = self._embed(tokens, deterministic)
-        streams, cache = run_decoder(self.decoder_layers, x, cache, bias, layout.visible, deterministic)
+        streams, cache = run_decoder(self.decoder_layers, x, cache, of_layers, layout.visible, deterministic)
         features = self.dropout(self.decoder_norm(streams[-1]), deterministic=deterministic)
         logits = self.logits(features)
         if feature_layers:
             epsilon = self.config.layer_norm_epsilon
-            of_layers = [unit(streams[i], epsilon).astype(features.dtype) for i in feature_layers]
-            features = jnp.concatenate([features, *of_layers], axis=-1)
+            others = [unit(streams[i], epsilon).astype(features.dtype) for i in feature_layers]
+            features = jnp.concatenate([features, *others], axis=-1)
         return logits, features, cache
 
     def logits(self, features: jax.Array) -> jax.Array:

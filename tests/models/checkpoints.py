@@ -10,7 +10,7 @@ from specjax.models import t5
 
 HERE = pathlib.Path(__file__).parent
 GOLDEN = HERE / "golden"
-NAMES = ["v1_0", "v1_1", "byt5"]
+NAMES = ["v1_0", "v1_1", "byt5", "umt5"]
 TINY = t5.T5Config(24, 8, 4, 12, 3, 2, 1, num_buckets=8, max_distance=20)
 TIED_HEADS = {
     "tied, scaled": {"tied_head": True, "scale_logits": True},

@@ -39,9 +39,17 @@ def checkpoint(tmp_path):
 # ---- the table of names
 
 
-@pytest.mark.parametrize(("gated", "tied", "count"), [(False, True, 47), (True, True, 51), (True, False, 52)])
-def test_every_tensor_and_every_param_is_named_exactly_once(gated, tied, count):
-    config = dataclasses.replace(TINY, num_decoder_layers=2, gated=gated, tied_head=tied)
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({}, 47),
+        ({"gated": True}, 51),
+        ({"gated": True, "tied_head": False}, 52),
+        ({"gated": True, "bias_in_every_layer": True}, 53),
+    ],
+)
+def test_every_tensor_and_every_param_is_named_exactly_once(change, count):
+    config = dataclasses.replace(TINY, num_decoder_layers=2, **change)
     tensors = list(convert.tensor_names(config))
     assert len({t.name for t in tensors}) == len({t.path for t in tensors}) == len(tensors) == count
     leaves = jax.tree_util.tree_flatten_with_path(random_params(config))[0]
@@ -95,6 +103,45 @@ def test_mt5_is_never_scaled():
         assert config.gated and not config.scale_logits
 
 
+@pytest.mark.parametrize(
+    ("stated", "gated", "activation"),
+    [
+        ({}, False, None),
+        ({"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True}, True, "silu"),
+        ({"feed_forward_proj": "gated-swish"}, True, "silu"),
+        ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_pytorch_tanh"}, True, None),
+        ({"feed_forward_proj": "gated-relu"}, True, "relu"),
+        ({"feed_forward_proj": "gelu"}, False, "gelu"),
+        ({"feed_forward_proj": "relu", "dense_act_fn": "gelu", "is_gated_act": True}, True, "gelu"),
+        ({"model_type": "umt5"}, True, None),
+    ],
+)
+def test_the_feed_forward_layer_is_that_of_transformers(stated, gated, activation):
+    """What version 4 and 5 make of these keys: the derived ones hold where they are given."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 2}
+    config = convert.config_from_hf(shape | stated)
+    assert (config.gated, config.activation) == (gated, activation)
+    kind = transformers.UMT5Config if config.bias_in_every_layer else transformers.T5Config
+    for written in (shape | stated, convert.config_to_hf(config)):
+        theirs = kind.from_dict(dict(written))
+        name = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}.get(
+            theirs.dense_act_fn, theirs.dense_act_fn
+        )
+        assert theirs.is_gated_act == gated and name == (activation or ("gelu_new" if gated else "relu"))
+    assert convert.config_from_hf(convert.config_to_hf(config)) == config
+
+
+def test_a_config_without_a_model_type_is_known_by_its_class():
+    """google/umt5-small has none."""
+    shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 2}
+    config = convert.config_from_hf({"architectures": ["UMT5ForConditionalGeneration"]} | shape)
+    assert config.bias_in_every_layer and config.gated and config.scale_logits
+    written = convert.config_to_hf(config)
+    assert (written["model_type"], written["architectures"]) == ("umt5", ["UMT5ForConditionalGeneration"])
+    assert not convert.config_from_hf(shape).bias_in_every_layer
+
+
 def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
     shape = {"vocab_size": 24, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_heads": 3, "num_layers": 5}
     config = convert.config_from_hf({"model_type": "t5", "num_decoder_layers": None} | shape)
@@ -104,9 +151,11 @@ def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "umt5"}, ["umt5", "every layer", "'t5'"]),
-        ({"model_type": "bart"}, ["bart", "'mt5'"]),
-        ({"feed_forward_proj": "gated-silu"}, ["feed_forward_proj", "gated-silu", "gated-gelu"]),
+        ({"model_type": "codet5p"}, ["codet5p", "built of CodeGen; its 220m and 770m are T5s", "'t5'"]),
+        ({"model_type": "bart"}, ["bart", "'mt5'", "'umt5'"]),
+        ({"dense_act_fn": None, "feed_forward_proj": "gated-tanh"}, ["'tanh'", "gated-tanh", "silu"]),
+        ({"dense_act_fn": "swiglu"}, ["'swiglu'", "feed_forward_proj 'gated-gelu'"]),
+        ({"model_type": "umt5"}, ["missing: decoder.block.1.layer.0.SelfAttention.relative_attention_bias"]),
         ({"d_kv": None}, ["d_kv", "config.json"]),
     ],
 )
@@ -139,6 +188,10 @@ def _exchange(tensors):
     return {".".join(swap.get(part, part) for part in key.split(".")): x for key, x in tensors.items()}
 
 
+RELU = {"is_gated_act": None, "dense_act_fn": None, "feed_forward_proj": "relu"}
+GATED = RELU | {"feed_forward_proj": "gated-gelu"}
+
+
 def _several_faults(tensors):
     tensors = _copies(tensors) | {
         "extra.weight": np.ones(2),
@@ -153,8 +206,8 @@ def _several_faults(tensors):
 @pytest.mark.parametrize(
     ("name", "tensors", "config", "words"),
     [
-        ("v1_1", dict, {"feed_forward_proj": "relu"}, ["wi_0/wi_1", "feed_forward_proj", "gated-gelu"]),
-        ("v1_0", dict, {"feed_forward_proj": "gated-gelu"}, ["wi_0/wi_1", "feed_forward_proj", "relu"]),
+        ("v1_1", dict, RELU, ["wi_0/wi_1", "feed_forward_proj", "gated-gelu"]),
+        ("v1_0", dict, GATED, ["wi_0/wi_1", "feed_forward_proj", "relu"]),
         (
             "v1_0",
             _exchange,
@@ -166,6 +219,7 @@ def _several_faults(tensors):
                 "encoder.block.0.layer.1.EncDecAttention.q.weight",
             ],
         ),
+        ("umt5", dict, {"model_type": "t5"}, ["left over", 'model_type should be "umt5"']),
         ("v1_0", dict, {"num_decoder_layers": 1}, ["left over", "decoder.block.1.layer.2.layer_norm.weight"]),
         ("v1_0", dict, {"vocab_size": 50}, ["shared.weight", "(48, 16)", "(50, 16)"]),
         ("v1_1", _rename("shared.weight", "emb"), {}, ["missing: shared.weight", "left over: emb"]),
@@ -184,7 +238,16 @@ def _several_faults(tensors):
             ],
         ),
     ],
-    ids=["gated weights", "relu weights", "exchanged", "layers", "vocabulary", "renamed", "several"],
+    ids=[
+        "gated weights",
+        "relu weights",
+        "exchanged",
+        "tables",
+        "layers",
+        "vocabulary",
+        "renamed",
+        "several",
+    ],
 )
 def test_weights_that_do_not_fit_are_all_named(checkpoint, name, tensors, config, words):
     with pytest.raises(ValueError) as error:
@@ -302,10 +365,14 @@ def test_bfloat16_file_loads_without_torch_and_without_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("head", TIED_HEADS)
-@pytest.mark.parametrize("gated", [True, False])
-def test_load_returns_what_was_saved(tmp_path, head, gated):
+@pytest.mark.parametrize(
+    "form",
+    [{"gated": True}, {"gated": False}, {"gated": True, "activation": "silu", "bias_in_every_layer": True}],
+    ids=["v1.1", "v1.0", "umt5"],
+)
+def test_load_returns_what_was_saved(tmp_path, head, form):
     config = dataclasses.replace(
-        TINY, gated=gated, **TIED_HEADS[head], pad_id=3, eos_id=2, start_id=3, dropout_rate=0.25
+        TINY, **form, **TIED_HEADS[head], pad_id=3, eos_id=2, start_id=3, dropout_rate=0.25
     )
     params = random_params(config)
     convert.save(tmp_path / "deep" / "directory", config, params)

@@ -7,6 +7,7 @@ what goes in and comes out of single modules, so that a difference is localised.
 """
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,15 @@ SHAPES = {
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
     ),
+    "umt5": dict(
+        vocab_size=48,
+        num_layers=2,
+        num_decoder_layers=2,
+        feed_forward_proj="gated-silu",
+        tie_word_embeddings=False,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=20,
+    ),
 }
 SOURCE_LENGTHS, NUM_SOURCE, NUM_DECODER = (40, 23, 1), 40, 24
 
@@ -46,13 +56,14 @@ MODULES = {
 }
 
 
-def build(name: str, seed: int) -> transformers.T5ForConditionalGeneration:
+def build(name: str, seed: int) -> Any:
     """A random model whose activations are of order one, with a head of its own where untied."""
     torch.manual_seed(seed)
-    config = transformers.T5Config(
+    kind = "UMT5" if name == "umt5" else "T5"
+    config = getattr(transformers, f"{kind}Config")(
         d_model=16, d_kv=8, d_ff=24, num_heads=3, decoder_start_token_id=0, **SHAPES[name]
     )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     untied = SHAPES[name].get("tie_word_embeddings") is False
     if untied:  # a fresh model is tied whatever its config says
         model.lm_head.weight = torch.nn.Parameter(torch.zeros(config.vocab_size, config.d_model))
@@ -76,9 +87,7 @@ def inputs(vocab_size: int, seed: int) -> dict[str, np.ndarray]:
     return {"source_ids": source, "source_mask": mask, "decoder_input": decoder}
 
 
-def run(
-    model: transformers.T5ForConditionalGeneration, given: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def run(model: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Logits and activations of a teacher-forced pass."""
     found: dict[str, torch.Tensor] = {}
 
@@ -111,7 +120,10 @@ def main() -> None:
         model = build(name, seed)
         model.save_pretrained(GOLDEN / name)
         given = inputs(model.config.vocab_size, seed)
-        np.savez_compressed(GOLDEN / f"{name}.npz", **given, **run(model, given))
+        found = run(model, given)
+        if name == "umt5":  # its modules are those of the others
+            found = {kept: found[kept] for kept in ("encoded", "logits")}
+        np.savez_compressed(GOLDEN / f"{name}.npz", **given, **found)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_encoder_equals_torch(golden):
     np.testing.assert_allclose(golden.encode()[real], golden["encoded"][real], **TOLERANCE)
 
 
-@pytest.mark.parametrize("golden", ["v1_0", "v1_1", "byt5"], indirect=True)
+@pytest.mark.parametrize("golden", ["v1_0", "v1_1", "byt5", "umt5"], indirect=True)
 def test_logits_equal_torch(golden):
     logits = golden.apply(golden["source_ids"], golden["source_mask"], golden["decoder_input"])
     np.testing.assert_allclose(logits, golden["logits"], **TOLERANCE)

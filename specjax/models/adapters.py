@@ -1,0 +1,184 @@
+"""LoRA adapters in PEFT's format, merged into the tensors of a checkpoint as these are read.
+
+Sources: Hu et al. 2021 (arXiv 2106.09685), section 4.1; for `use_rslora` Kalajdzievski 2023 (arXiv
+2312.03732).
+
+Axes: O outputs and I inputs of a linear layer, as torch stores them; R rank.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+CONFIG, WEIGHTS, LEGACY = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+
+# The names of tensors: with the prefix of the wrapped model, in some versions with the name of the adapter.
+_LOW_RANK = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_WHOLE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.modules_to_save)?(?:\.default)?\.weight")
+
+# Settings that make of LoRA something else than a sum: what they are.
+_OTHER_METHODS = {
+    "use_dora": "DoRA scales the columns of the sum",
+    "use_qalora": "QALoRA pools the inputs",
+    "use_bdlora": "block-diagonal LoRA",
+    "alora_invocation_tokens": "activated LoRA begins within a text",
+    "layer_replication": "layers are repeated",
+    "arrow_config": "Arrow chooses among adapters by the token",
+    "monteclora_config": "MonteCLoRA draws its weights",
+}
+# Beginnings that take a part out of the base weights, which PEFT does again when it loads the adapter.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+class LowRank(NamedTuple):
+    """The change `scale * b @ a` of a matrix.
+
+    Attributes:
+      a, b: `[R, I]` and `[O, R]` float32.
+      scale: alpha over R, or over its root.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """What an adapter does to the tensors of a checkpoint.
+
+    Attributes:
+      source: where it was read.
+      changes: by the name of a tensor, what is added to it.
+      replaced: by the name of a tensor, what takes its place (PEFT's `modules_to_save`).
+    """
+
+    source: str
+    changes: Mapping[str, LowRank]
+    replaced: Mapping[str, np.ndarray]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Tensors of the checkpoint that it reads or replaces."""
+        return frozenset((*self.changes, *self.replaced))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises one ValueError that names every tensor that does not fit.
+
+        Args:
+          shapes: of the checkpoint's tensors by name.
+        """
+        found = {name: (len(b), a.shape[1]) for name, (a, b, _) in self.changes.items()}
+        found |= {name: tensor.shape for name, tensor in self.replaced.items()}
+        unknown = sorted(found.keys() - shapes.keys())
+        problems = [f"the model has no {', '.join(unknown)}"] if unknown else []
+        problems += [
+            f"{name} is for shape {found[name]}, the model's is {shapes[name]}"
+            for name in sorted(found.keys() & shapes.keys())
+            if found[name] != shapes[name]
+        ]
+        if problems:
+            raise ValueError(f"the adapter {self.source} does not fit the model: {'; '.join(problems)}")
+
+    def merged(self, name: str, part: np.ndarray, spans: Sequence[range]) -> np.ndarray:
+        """Returns a part of a tensor with the adapter in it, in float32 where it changes anything.
+
+        Args:
+          part: of the checkpoint's tensor.
+          spans: the indices of the part, an axis each.
+        """
+        index = tuple(slice(span.start, span.stop) for span in spans)
+        if name in self.replaced:
+            return self.replaced[name][index]
+        if name not in self.changes:
+            return part
+        a, b, scale = self.changes[name]
+        return part.astype(np.float32) + (b[index[0]] @ a[:, index[1]]) * np.float32(scale)
+
+
+def read(source: str, config: Mapping[str, Any], weights: str | os.PathLike[str]) -> Adapter:
+    """Reads an adapter; every tensor of the file is used exactly once.
+
+    Args:
+      source: for messages.
+      config: the parsed adapter_config.json.
+      weights: the path of adapter_model.safetensors.
+
+    Raises:
+      ValueError: it is not LoRA as a sum, or damaged, or its tensors do not go with its config.
+    """
+    _check_method(source, config)
+    try:
+        tensors = safetensors.numpy.load_file(weights)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{weights} is truncated or corrupt ({error}): fetch or copy it again") from error
+    replaced: dict[str, np.ndarray] = {}
+    sides: dict[str, dict[str, np.ndarray]] = {}  # module -> "A", "B" -> matrix
+    for key, tensor in tensors.items():
+        low_rank, whole = _LOW_RANK.fullmatch(key), _WHOLE.fullmatch(key)
+        if low_rank:
+            module, side = low_rank.groups()
+            place, name = sides.setdefault(module, {}), side
+        else:
+            place, name = replaced, f"{whole[1]}.weight" if whole else key
+        if name in place:
+            raise ValueError(f"{weights} has {key} under two names: write the adapter again with PEFT")
+        place[name] = np.asarray(tensor, np.float32)
+    changes = {f"{module}.weight": _low_rank(source, config, module, pair) for module, pair in sides.items()}
+    both = sorted(changes.keys() & replaced.keys())
+    if both or not tensors:
+        what = f"{both[0]} both changed and replaced" if both else "no tensors"
+        raise ValueError(f"{weights} has {what}: write the adapter again with PEFT")
+    return Adapter(source, changes, replaced)
+
+
+def _check_method(source: str, config: Mapping[str, Any]) -> None:
+    """Raises a ValueError where merging is more than adding a product to a matrix."""
+    kind, begin = config.get("peft_type", "LORA"), config.get("init_lora_weights")
+    used = [f"{key} ({what})" for key, what in _OTHER_METHODS.items() if config.get(key)]
+    if kind != "LORA":
+        used = [f"peft_type {kind}"]
+    elif isinstance(begin, str) and begin.lower().startswith(_CHANGES_BASE):
+        used.append(f"init_lora_weights {begin} (it changes the base weights)")
+    if used:
+        raise ValueError(
+            f"the adapter {source} has {', '.join(used)}, which is not supported: merge it with PEFT's "
+            "`merge_and_unload` and load the checkpoint that this gives"
+        )
+
+
+def _low_rank(
+    source: str, config: Mapping[str, Any], module: str, sides: Mapping[str, np.ndarray]
+) -> LowRank:
+    """Returns the change of one module's matrix.
+
+    Raises:
+      ValueError: A or B is missing, or they are not of the rank that the config states.
+    """
+    absent = sorted({"A", "B"} - sides.keys())
+    if absent:
+        raise ValueError(f"the adapter {source} lacks lora_{absent[0]} of {module}: copy it again")
+    a, b = sides["A"], sides["B"]
+    rank = _of_pattern(config.get("rank_pattern"), module, config.get("r", 8))
+    alpha = _of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+    if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
+        raise ValueError(
+            f"the adapter {source} has lora_A {a.shape} and lora_B {b.shape} of {module}, and {CONFIG} "
+            f"states rank {rank}: copy both files again"
+        )
+    # `fan_in_fan_out` is for layers that store (in, out); a T5 has none, and PEFT ignores it here.
+    return LowRank(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """Returns the value of the first key that matches the end of a module's name, as PEFT does."""
+    keys: Iterable[str] = pattern or {}
+    found = next((key for key in keys if re.match(rf"(.*\.)?({key})$", module)), None)
+    return default if pattern is None or found is None else pattern[found]
