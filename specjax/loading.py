@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,12 @@ from specjax.texts import MAX_SOURCE_LENGTH, Vocabulary, check_max_source_length
 from specjax.types import Params
 
 _HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
-_VOCABULARY_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "sentencepiece.bpe.model")
+_VOCABULARY_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "tokenizer.model")
+_VOCABULARY_FILES += ("sentencepiece.bpe.model",)
+
+# model_type of config.json -> what reads such checkpoints, and the network that it makes.
+_T5: tuple[Callable[..., Any], Callable[..., Any]] = (convert.load, t5.T5Network)  # it names what it lacks
+_KINDS = dict.fromkeys(convert.MODEL_TYPES, _T5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +74,7 @@ def load(
     mesh: jax.sharding.Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
     max_source_length: int = MAX_SOURCE_LENGTH,
+    adapter: str | os.PathLike | None = None,
     **hub: Any,
 ) -> Model:
     """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
@@ -83,6 +90,8 @@ def load(
         draft.
       max_source_length: the most ids of a source. T5's positions are relative, so any number will do; the
         encoder's attention takes memory by its square, a decoder's cache in proportion.
+      adapter: a directory or hub id of a LoRA adapter in PEFT's format (adapter_config.json,
+        adapter_model.safetensors), merged in float32 while the weights are read; None: no adapter.
       **hub: `revision`, `subfolder`, `token`, `cache_dir` and `local_files_only`, for the hub.
 
     Raises:
@@ -92,17 +101,21 @@ def load(
         raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
     unknown = sorted(hub.keys() - set(_HUB_OPTIONS))
     if unknown:
-        known = ", ".join(("dtype", "mesh", "rules", "max_source_length", *_HUB_OPTIONS))
+        known = ", ".join(("dtype", "mesh", "rules", "max_source_length", "adapter", *_HUB_OPTIONS))
         raise ValueError(f"`{unknown[0]}` is no option of load; the options are {known}")
+    if adapter is not None and not isinstance(adapter, str | os.PathLike):
+        raise ValueError(f"`adapter` must be a directory or a hub id, got {adapter!r:.80}")
     check_max_source_length(max_source_length)
     place = None
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
             raise ValueError(f"`mesh` must be one of specjax.sharding.make_mesh(data, model), got {mesh!r}")
         place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
-    config, params = convert.load(name_or_directory, dtype, place, hub)
+    kind = convert.model_type(convert.read_json_config(name_or_directory, hub))
+    read, make = _KINDS.get(kind, _T5)
+    config, params = read(name_or_directory, dtype, place, hub, adapter)
     cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules)
-    network = t5.T5Network(params, config, cache_sharding=cache_sharding)
+    network = make(params, config, cache_sharding=cache_sharding)
     return Model(network, load_tokenizer(name_or_directory, **hub), max_source_length)
 
 
