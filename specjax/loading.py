@@ -15,8 +15,13 @@ from specjax.texts import MAX_SOURCE_LENGTH, Vocabulary, check_max_source_length
 from specjax.types import Params
 
 _HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
-_VOCABULARY_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "tokenizer.model")
-_VOCABULARY_FILES += ("sentencepiece.bpe.model",)
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "spiece.model",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+)
 
 # model_type of config.json -> what reads such checkpoints, and the network that it makes.
 _T5: tuple[Callable[..., Any], Callable[..., Any]] = (convert.load, t5.T5Network)  # it names what it lacks
