@@ -30,7 +30,7 @@ ORDER = (
     ("data", "metrics"),
     ("training",),
     ("texts",),
-    ("loading",),
+    ("loading", "convert_checkpoint"),
     ("api",),
     ("__init__",),
 )
@@ -47,7 +47,7 @@ CONFINED = {
     "absl.app": (),
     "absl.flags": (),
     "tensorflow": ("data/ (inside functions)",),  # to hide the GPUs from it, where it is present
-    "torch": (),
+    "torch": ("convert_checkpoint.py (inside functions)",),
     "experiments": (),
 }
 

@@ -253,7 +253,7 @@ def read_generation_config(
       ValueError: there is none, or it is no JSON.
     """
     name = os.path.expanduser(os.fspath(source))
-    path = _locate(name, "generation_config.json", hub)
+    path = locate(name, "generation_config.json", hub)
     if path is None:
         raise ValueError(
             f"{name} has no generation_config.json: give a checkpoint that has one, or the options themselves"
@@ -339,7 +339,7 @@ def read_json_config(
       ValueError: there is none, or it is no JSON.
     """
     source = os.path.expanduser(os.fspath(source))
-    path = _locate(source, "config.json", hub)
+    path = locate(source, "config.json", hub)
     if path is None:
         where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
         raise ValueError(
@@ -358,9 +358,9 @@ def _opened(
 ) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
     """Yields the config of a checkpoint and its open files, checked against each other."""
     source = os.path.expanduser(os.fspath(source))
-    locate = functools.partial(_locate, source, hub=hub)
+    find = functools.partial(locate, source, hub=hub)
     described = read_json_config(source, hub)
-    generation = locate("generation_config.json")
+    generation = find("generation_config.json")
     if generation is not None:  # special ids stand there too, and what stands there holds
         found = _read_json(generation)
         described |= {key: found[key] for key in IDS.values() if found.get(key) is not None}
@@ -368,7 +368,7 @@ def _opened(
     with contextlib.ExitStack() as stack:
         copies = (*ALIASES, HEAD) if config.tied_head and config.scale_logits else ALIASES
         changes = None if adapter is None else _read_adapter(adapter)
-        checkpoint = _Checkpoint(_weight_files(source, locate), copies, stack, changes)
+        checkpoint = _Checkpoint(_weight_files(source, find), copies, stack, changes)
         has_both = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
         own_head = has_both and not checkpoint.same(HEAD, EMBEDDING)
         # What an adapter does to a tied head it does not do to the embedding.
@@ -380,7 +380,7 @@ def _opened(
         yield config, checkpoint
 
 
-def _locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """Returns the path of one file of a local directory or of a hub repository, None where it is missing."""
     if os.path.isdir(source):
         path = os.path.join(source, hub.get("subfolder") or "", name)
@@ -412,10 +412,10 @@ def _read_json(path: str) -> dict[str, Any]:
 def _read_adapter(source: str | os.PathLike[str]) -> adapters.Adapter:
     """Reads a LoRA adapter of a local directory or of a hub repository."""
     name = os.path.expanduser(os.fspath(source))
-    config, weights = _locate(name, adapters.CONFIG), _locate(name, adapters.WEIGHTS)
+    config, weights = locate(name, adapters.CONFIG), locate(name, adapters.WEIGHTS)
     if config is None or weights is None:
         absent = adapters.CONFIG if config is None else adapters.WEIGHTS
-        legacy = weights is None and _locate(name, adapters.LEGACY) is not None
+        legacy = weights is None and locate(name, adapters.LEGACY) is not None
         remedy = "load and save it with PEFT, safe_serialization=True" if legacy else "copy it again"
         raise ValueError(
             f"`adapter` must be the directory of a LoRA adapter, got {name}, which lacks {absent}; {remedy}"
@@ -423,21 +423,21 @@ def _read_adapter(source: str | os.PathLike[str]) -> adapters.Adapter:
     return adapters.read(name, _read_json(config), weights)
 
 
-def _weight_files(source: str, locate: Callable[[str], str | None]) -> list[str]:
+def _weight_files(source: str, find: Callable[[str], str | None]) -> list[str]:
     """Returns the paths of the safetensors files: the one, or the shards that the index names."""
-    path = locate(WEIGHTS)
+    path = find(WEIGHTS)
     if path is not None:
         return [path]
-    index = locate(INDEX)
+    index = find(INDEX)
     if index is None:
-        legacy = any(locate(name) for name in (LEGACY, f"{LEGACY}.index.json"))
+        legacy = any(find(name) for name in (LEGACY, f"{LEGACY}.index.json"))
         remedy = (
-            f"only {LEGACY}: convert it with `python scripts/convert_checkpoint.py --input={source} "
-            "--output=DIRECTORY` (it needs torch: pip install 'specjax[parity]')"
+            f"only {LEGACY}: convert it with `python -m specjax.convert_checkpoint --input={source} "
+            "--output=DIRECTORY` (it needs torch: pip install torch)"
         )
         raise ValueError(f"{source} has {remedy if legacy else f'neither {WEIGHTS} nor {INDEX}'}")
     shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    paths = {name: locate(name) for name in shards}
+    paths = {name: find(name) for name in shards}
     absent = [name for name, path in paths.items() if path is None]
     if absent or not shards:
         raise ValueError(f"{index} names missing shards: {', '.join(absent) or '(none named)'}")

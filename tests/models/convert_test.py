@@ -301,7 +301,8 @@ def test_missing_files_are_named_with_the_remedy(checkpoint, tmp_path, monkeypat
     (directory / "model.safetensors").unlink()
     assert "neither model.safetensors nor" in error_of(directory)
     (directory / "pytorch_model.bin").touch()
-    assert "scripts/convert_checkpoint.py" in error_of(directory) and "parity" in error_of(directory)
+    command = f"`python -m specjax.convert_checkpoint --input={directory} --output=DIRECTORY`"
+    assert command in error_of(directory) and "pip install torch" in error_of(directory)
     (directory / "config.json").unlink()
     assert "no config.json" in error_of(directory)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors
 
+from specjax import convert_checkpoint
 from specjax.models import convert, t5
 from tests.models.checkpoints import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
 
@@ -82,18 +84,11 @@ def test_mt5_saved_by_torch_gives_torchs_logits(torch_side, tmp_path):
     np.testing.assert_allclose(_logits(config, params, given), expected, rtol=1e-5, atol=2e-5)
 
 
-def converted(source, output, *options):
-    script = HERE.parents[1] / "scripts" / "convert_checkpoint.py"
-    command = [sys.executable, script, f"--input={source}", f"--output={output}", *options]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "old", "shards", "copy only"])
-def test_script_converts_pytorch_model_bin(torch_side, tmp_path, kind):
+def test_pytorch_model_bin_is_converted(torch_side, tmp_path, kind):
     """As PyTorch writes it, as it wrote it before 1.6, and in shards; the output in shards of its own."""
     torch = pytest.importorskip("torch")
-    source, output = tmp_path / "source", tmp_path / "output"
+    source, output, lines = tmp_path / "source", tmp_path / "output", []
     shutil.copytree(GOLDEN / "v1_1", source)
     stored = safetensors.numpy.load_file(source / "model.safetensors")
     tensors = {name: torch.tensor(value) for name, value in stored.items()}
@@ -112,12 +107,34 @@ def test_script_converts_pytorch_model_bin(torch_side, tmp_path, kind):
             del tensors["shared.weight"], tensors["encoder.embed_tokens.weight"]
         new = kind != "old"
         torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=new)
-    done = converted(source, output, "--shard_gb=0.00002")
-    assert done.returncode == 0, done.stderr
-    assert ("loaded whole" in done.stdout) == (kind == "old")
+    convert_checkpoint.convert_checkpoint(source, output, shard_gb=0.00002, report=lines.append)
+    assert any("loaded whole" in line for line in lines) == (kind == "old")
     assert len(list(output.glob("model-*.safetensors"))) > 1 and not list(tmp_path.glob(".output*"))
     assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
-    again = converted(source, output)
-    assert again.returncode != 0 and "exists: give a directory that does not" in again.stdout + again.stderr
-    missing = converted(GOLDEN / "v1_0", tmp_path / "none")
-    assert "no pytorch_model.bin; give a directory" in missing.stderr and not (tmp_path / "none").exists()
+
+
+def test_what_cannot_be_converted_is_stated(torch_side, tmp_path):
+    with pytest.raises(ValueError, match="has no pytorch_model.bin; give a directory that has them"):
+        convert_checkpoint.convert_checkpoint(GOLDEN / "v1_0", tmp_path / "none")
+    with pytest.raises(ValueError, match="`output` must be a new directory, got .*, which exists"):
+        convert_checkpoint.convert_checkpoint(GOLDEN / "v1_0", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_command_that_errors_name_converts(torch_side, tmp_path):
+    torch = pytest.importorskip("torch")
+    source, output = tmp_path / "source", tmp_path / "output"
+    shutil.copytree(GOLDEN / "v1_1", source)
+    stored = safetensors.numpy.load_file(source / "model.safetensors")
+    torch.save({name: torch.tensor(value) for name, value in stored.items()}, source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    with pytest.raises(ValueError) as error:
+        convert.load(source)
+    (command,) = re.findall("`python (.*)`", str(error.value))
+    command = [sys.executable, *command.replace("DIRECTORY", str(output)).split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[1])
+    assert done.returncode == 0 and f"wrote {output}" in done.stdout, done.stderr
+    assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
+    again = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[1])
+    assert again.returncode == 1 and again.stderr.startswith("`output` must be a new directory")
