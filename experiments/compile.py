@@ -8,6 +8,7 @@ and drafter: the memory of a device, and what stands in the loop over rounds.
 """
 
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -147,8 +148,8 @@ def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[s
     }
 
 
-def rows(console: Console) -> Iterator[dict[str, Any]]:
-    """Yields a row for each topology, drafter and batch size, as they are compiled."""
+def rows(console: Console, kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each topology, drafter and batch size, as it is compiled, or as it is in `kept`."""
     for name in _TOPOLOGY.value:
         devices = compilers.SLICES[name]
         shape = (1, devices.num_devices) if _MESH.value is None else parse.mesh(_MESH.value)
@@ -164,14 +165,32 @@ def rows(console: Console) -> Iterator[dict[str, Any]]:
                     "program": _PROGRAM.value,
                     "batch_size": batch_size,
                 }
+                same = [row for row in kept if settings.items() <= row.items()]
+                if same:
+                    peaks[batch_size] = same[0]["peak_gib"]
+                    yield same[0]
+                    continue
                 label = "-".join(map(str, settings.values())).replace("/", "_").replace(" ", "-")
                 path = None if _HLO.value is None else pathlib.Path(_HLO.value) / f"{label}.txt"
                 with console.status(
                     f"compiling for {name}: {target}, {settings['drafter']}, {batch_size} rows"
                 ):
                     row = compiled_row(devices, request(mesh, target, column, batch_size), path)
+                jax.clear_caches()  # each program holds gigabytes, and none is compiled twice
                 peaks[batch_size] = row["peak_gib"]
                 yield settings | row | largest_batch(peaks, row["usable_gib"])
+
+
+def rows_kept(console: Console) -> list[dict[str, Any]]:
+    """Returns the rows that an earlier run of the same command, which was stopped, has left in --output."""
+    path = pathlib.Path(_OUTPUT.value or "") / "results.json"
+    document = json.loads(path.read_text()) if _OUTPUT.value and path.is_file() else {}
+    if document.get("command") != results.command("compile"):
+        return []
+    console.print(
+        f"{len(document['rows'])} rows of {_OUTPUT.value} are kept: delete it to compile them again"
+    )
+    return document["rows"]
 
 
 def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:
@@ -191,7 +210,7 @@ def main(console: Console) -> None:
     if _HLO.value is not None:
         pathlib.Path(_HLO.value).mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    for row in rows(console):
+    for row in rows(console, rows_kept(console)):
         found.append(row)
         results.show(console, f"row {len(found)}", [row])
         if _OUTPUT.value:  # kept as they come: the next one may take long

@@ -72,7 +72,7 @@ def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequenc
     document = {
         "schema": 1,
         "experiment": experiment,
-        "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
+        "command": command(experiment),
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
         "versions": {name: _version(name) for name in (*packages, *more)},
@@ -85,6 +85,11 @@ def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequenc
             folder / "results.json": lambda part: part.write_text(text, encoding="utf-8"),
         }
     )
+
+
+def command(experiment: str) -> str:
+    """Returns the command of this run, as a shell takes it."""
+    return shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]])
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
