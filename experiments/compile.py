@@ -24,7 +24,7 @@ from rich.console import Console
 
 from experiments.lib import columns, compilers, hlo, parse, results, start
 from experiments.lib.compilers import Slice
-from specjax import decode, loading, sharding
+from specjax import decode, drafters, loading, sharding
 from specjax.loading import Model
 from specjax.models import convert, heads, heads_io, t5
 
@@ -71,6 +71,15 @@ class _Outlines:
         )
         place = sharding.of_cache(self.mesh, sharding.REPLICATED)
         return heads.HeadsNetwork(*whole, config, shape, place)
+
+    def ngram_table(self) -> drafters.NgramTable:
+        """A bigram table of 64 successors."""
+        num_ids, place = self.target.config.vocab_size, sharding.replicated(self.mesh)
+        of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)  # noqa: E731
+        pairs = (num_ids, 64)
+        return drafters.NgramTable(
+            of((num_ids,), np.float32), of(pairs, np.int32), of(pairs, np.float32), of((num_ids,), np.float32)
+        )
 
 
 def _config(name: str) -> t5.T5Config:

@@ -28,9 +28,12 @@ from specjax.drafters import (
     MedusaDrafter,
     ModelDrafter,
     ModelTreeDrafter,
+    NgramDrafter,
+    NgramTable,
     OnePassDrafter,
     PromptLookupDrafter,
     StagedDrafter,
+    learn_ngram,
 )
 from specjax.generation_config import GenerationConfig
 from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, History, Network, State
@@ -57,6 +60,14 @@ class ToyDrafter(NamedTuple):
     warm_up: int | None = 1
 
 
+def bigrams(draft: Network) -> NgramTable:
+    """Returns a table of random text in a draft's vocabulary, in the precision of the case."""
+    text = np.random.default_rng(4).integers(draft.vocab_size, size=30)
+    dtype = jax.eval_shape(draft.logits, jax.ShapeDtypeStruct((1, 1, 1), np.float32)).dtype
+    table = learn_ngram([text], draft.vocab_size, max_successors=2)
+    return jax.tree.map(lambda x: x.astype(dtype) if x.dtype == np.float32 else x, table)
+
+
 # ---- a new drafter needs a line here
 
 DRAFTERS = {
@@ -65,6 +76,7 @@ DRAFTERS = {
     "staged": ToyDrafter(lambda toys, k: StagedDrafter(toys.draft, ModelDrafter(toys.helper, k - 1), k)),
     "staged lookup": ToyDrafter(lambda toys, k: StagedDrafter(toys.draft, PromptLookupDrafter(2), k)),
     "lookup": ToyDrafter(lambda toys, k: PromptLookupDrafter(k, max_ngram=2), warm_up=12),
+    "ngram": ToyDrafter(lambda toys, k: NgramDrafter(bigrams(toys.draft), k), warm_up=None),
     "lookahead": ToyDrafter(lambda toys, k: LookaheadDrafter(k, k + 1, k - 1), warm_up=12),
     "medusa": ToyDrafter(lambda toys, k: MedusaDrafter(toys.heads, (2, *[1] * (k - 1)))),
     "eagle": ToyDrafter(lambda toys, k: EagleDrafter(toys.heads, k)),

@@ -21,12 +21,14 @@ _COLUMNS = flags.DEFINE_list(
     "rows choose from these K and 0, by costs measured first, and adaptive+KIND from those of another kind. "
     "staged:5-3 lets copies of up to 3 draft for "
     "the draft; int8:5 drafts with the target in eight bits; without a model: lookup:8 (copies of up to 8), "
+    "with --ngram: ngram:3; "
     "lookahead:5-3-3 (columns, n of the n-grams, candidates); with --heads: medusa:3x2x1, eagle:4, "
     "eagle_tree:8-4-3 (nodes, depth, nodes expanded a level), one_pass:5. A column each.",
 )
 _HEADS = flags.DEFINE_multi_string(
     "heads", [], "Directory of heads; they serve the target they were made for."
 )
+_NGRAM = flags.DEFINE_string("ngram", None, "File of an n-gram table; see `experiments.train_ngram`.")
 
 
 class _Column(NamedTuple):
@@ -79,6 +81,14 @@ class _Parts:
             f"--num_draft={self.column} needs {kind} heads of this target; --heads={_HEADS.value} has none: "
             "train some with `python -m experiments.train_heads`"
         )
+
+    def ngram_table(self) -> drafters.NgramTable:
+        if _NGRAM.value is None:
+            raise ValueError(
+                f"--num_draft={self.column} needs an n-gram table: give --ngram=FILE, as "
+                "`python -m experiments.train_ngram` writes it"
+            )
+        return drafters.load_ngram(_NGRAM.value)
 
 
 def columns() -> list[str]:

@@ -9,6 +9,10 @@ from specjax.drafters.eagle import EagleDrafter, EagleTreeDrafter, eagle, eagle_
 from specjax.drafters.lookahead import LookaheadDrafter, lookahead
 from specjax.drafters.medusa import MedusaDrafter, medusa
 from specjax.drafters.model import ModelDrafter, ModelTreeDrafter, from_model, tree_from_model
+from specjax.drafters.ngram import NgramDrafter, NgramTable, ngram
+from specjax.drafters.ngram import learn as learn_ngram
+from specjax.drafters.ngram import load as load_ngram
+from specjax.drafters.ngram import save as save_ngram
 from specjax.drafters.one_pass import OnePassDrafter, one_pass
 from specjax.drafters.prompt_lookup import PromptLookupDrafter, prompt_lookup
 from specjax.drafters.staged import StagedDrafter, staged
@@ -26,6 +30,9 @@ class Parts(Protocol):
 
     def heads(self, kind: str) -> Any:
         """Returns the target's heads of a kind."""
+
+    def ngram_table(self) -> Any:
+        """Returns an n-gram table in the target's tokens."""
 
 
 class Kind(NamedTuple):
@@ -56,6 +63,7 @@ KINDS = {
     ),
     "int8": Kind(lambda parts, k: from_model(parts.int8_target(), k), needs_draft=False),
     "lookup": Kind(lambda parts, k: prompt_lookup(k), all_alike=False, needs_draft=False),
+    "ngram": Kind(lambda parts, k: ngram(parts.ngram_table(), k), needs_draft=False),
     "lookahead": Kind(lambda parts, *sizes: lookahead(*sizes), is_tree=True, needs_draft=False),
     "medusa": Kind(
         lambda parts, *branching: medusa(parts.heads("medusa"), branching), is_tree=True, needs_draft=False
@@ -78,6 +86,8 @@ __all__ = [
     "MedusaDrafter",
     "ModelDrafter",
     "ModelTreeDrafter",
+    "NgramDrafter",
+    "NgramTable",
     "OnePassDrafter",
     "Parts",
     "PromptLookupDrafter",
@@ -86,10 +96,14 @@ __all__ = [
     "eagle",
     "eagle_tree",
     "from_model",
+    "learn_ngram",
+    "load_ngram",
     "lookahead",
     "medusa",
+    "ngram",
     "one_pass",
     "prompt_lookup",
+    "save_ngram",
     "staged",
     "tree_from_model",
 ]

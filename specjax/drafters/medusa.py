@@ -25,6 +25,10 @@ class AheadNetwork(Protocol):
         """Their own arrays."""
 
     @property
+    def num_features(self) -> int:
+        """M."""
+
+    @property
     def cache_sharding(self) -> Any:
         """Where its cache lies on a mesh; None: one device."""
 
@@ -76,8 +80,8 @@ class MedusaDrafter(BranchingDrafter):
     def init(self, context: Context, prefix_width: int) -> MedusaState:
         """No feature before the first target call."""
         del prefix_width
-        num_rows, _, width = context.encoded.shape
-        feature = jnp.zeros((num_rows, width), context.encoded.dtype)
+        num_rows = len(context.length)
+        feature = jnp.zeros((num_rows, self.network.num_features), context.encoded.dtype)
         return MedusaState(feature, jnp.zeros(num_rows, bool))
 
     def propose(

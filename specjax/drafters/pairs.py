@@ -32,6 +32,10 @@ class PairNetwork(Protocol):
         """Decoder layers of the target that it reads; see `models.t5.T5Network`."""
 
     @property
+    def num_features(self) -> int:
+        """F."""
+
+    @property
     def cache_sharding(self) -> Any:
         """Where its cache lies on a mesh; None: one device."""
 
@@ -125,9 +129,8 @@ class PairDrafter(Drafter):
         depth = self.max_depth
         num_slots = context.tokens.shape[1] + depth + 1 + self.num_extra_slots
         cache = self.network.init_cache(context.encoded, context.source_mask, num_slots)
-        num_rows, _, width = context.encoded.shape
-        width *= 1 + len(self.network.feature_layers)
-        features = jnp.zeros((num_rows, depth + 1, width), context.encoded.dtype)
+        num_rows = len(context.length)
+        features = jnp.zeros((num_rows, depth + 1, self.network.num_features), context.encoded.dtype)
         return PairState(cache, features, jnp.ones(num_rows, jnp.int32))
 
     def skip(self, state: PairState, context: Context) -> PairState:

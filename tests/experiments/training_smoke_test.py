@@ -168,3 +168,24 @@ def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
         stdin="the dog\n",
     )
     assert done.returncode != 0 and "needs medusa heads of this target" in done.stderr
+
+
+def test_train_ngram_writes_a_table_that_drafts(pair, tmp_path):
+    table = tmp_path / "table.safetensors"
+    done = run("train_ngram", f"--data_dir={pair}", f"--target={pair}/target", f"--export={table}")
+    assert done.returncode == 0 and "counted" in done.stdout, done.stderr
+    (tmp_path / "lines").write_text("a dog\nthe man\n")
+    flags = [
+        f"--input={tmp_path}/lines",
+        f"--target={pair}/target",
+        "--max_new_tokens=8",
+        "--num_draft=ngram:2",
+    ]
+    done = run(
+        "generate", *flags, "--temperature=0", f"--output={tmp_path}/out", f"--ngram={table}", "--repeats=1"
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert row["identical_to_target"] == "2 of 2" and row["num_draft"] == "ngram:2"
+    done = run("generate", *flags, "--temperature=0")
+    assert done.returncode == 2 and "needs an n-gram table: give --ngram=FILE" in done.stderr
