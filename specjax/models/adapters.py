@@ -21,7 +21,9 @@ CONFIG, WEIGHTS, LEGACY = "adapter_config.json", "adapter_model.safetensors", "a
 
 # The names of tensors: with the prefix of the wrapped model, in some versions with the name of the adapter.
 _LOW_RANK = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_WHOLE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.modules_to_save)?(?:\.default)?\.weight")
+_WHOLE = re.compile(
+    r"(?:base_model\.model\.)?(.+?)(?:\.base_layer|(?:\.modules_to_save)?(?:\.default)?)\.weight"
+)
 
 # Settings that make of LoRA something else than a sum: what they are.
 _OTHER_METHODS = {
@@ -57,7 +59,8 @@ class Adapter:
     Attributes:
       source: where it was read.
       changes: by the name of a tensor, what is added to it.
-      replaced: by the name of a tensor, what takes its place (PEFT's `modules_to_save`).
+      replaced: by the name of a tensor, what takes its place before (PEFT's `modules_to_save`, and the
+        embedding and the head, which it saves where the head is adapted or the vocabulary was resized).
     """
 
     source: str
@@ -66,7 +69,7 @@ class Adapter:
 
     @property
     def names(self) -> frozenset[str]:
-        """Tensors of the checkpoint that it reads or replaces."""
+        """Tensors of the checkpoint that it changes or replaces."""
         return frozenset((*self.changes, *self.replaced))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -75,14 +78,14 @@ class Adapter:
         Args:
           shapes: of the checkpoint's tensors by name.
         """
-        found = {name: (len(b), a.shape[1]) for name, (a, b, _) in self.changes.items()}
-        found |= {name: tensor.shape for name, tensor in self.replaced.items()}
-        unknown = sorted(found.keys() - shapes.keys())
+        found = [(name, (len(b), a.shape[1])) for name, (a, b, _) in self.changes.items()]
+        found += [(name, tensor.shape) for name, tensor in self.replaced.items()]
+        unknown = sorted(self.names - shapes.keys())
         problems = [f"the model has no {', '.join(unknown)}"] if unknown else []
         problems += [
-            f"{name} is for shape {found[name]}, the model's is {shapes[name]}"
-            for name in sorted(found.keys() & shapes.keys())
-            if found[name] != shapes[name]
+            f"{name} is for shape {shape}, the model's is {shapes[name]}"
+            for name, shape in sorted(found)
+            if shape != shapes.get(name, shape)
         ]
         if problems:
             raise ValueError(f"the adapter {self.source} does not fit the model: {'; '.join(problems)}")
@@ -95,8 +98,7 @@ class Adapter:
           spans: the indices of the part, an axis each.
         """
         index = tuple(slice(span.start, span.stop) for span in spans)
-        if name in self.replaced:
-            return self.replaced[name][index]
+        part = self.replaced[name][index] if name in self.replaced else part
         if name not in self.changes:
             return part
         a, b, scale = self.changes[name]
@@ -132,10 +134,8 @@ def read(source: str, config: Mapping[str, Any], weights: str | os.PathLike[str]
             raise ValueError(f"{weights} has {key} under two names: write the adapter again with PEFT")
         place[name] = np.asarray(tensor, np.float32)
     changes = {f"{module}.weight": _low_rank(source, config, module, pair) for module, pair in sides.items()}
-    both = sorted(changes.keys() & replaced.keys())
-    if both or not tensors:
-        what = f"{both[0]} both changed and replaced" if both else "no tensors"
-        raise ValueError(f"{weights} has {what}: write the adapter again with PEFT")
+    if not tensors:
+        raise ValueError(f"{weights} has no tensors: write the adapter again with PEFT")
     return Adapter(source, changes, replaced)
 
 

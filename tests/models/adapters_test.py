@@ -118,6 +118,22 @@ def test_saved_modules_take_the_place_of_the_models_own(base, tmp_path):
     assert_close(convert.load(base, adapter=adapter), expected)
 
 
+def test_what_is_saved_beside_an_adapted_head_is_its_base(base, tmp_path):
+    """PEFT saves the embedding, and the head before the adapter, where the head is a target."""
+    plain = tensors_of(base)
+    tensors = low_rank(plain, ["lm_head"])
+    resized = {
+        "base_model.model.lm_head.base_layer.weight": plain["lm_head.weight"] + 1.0,
+        "base_model.model.shared.weight": plain["shared.weight"] - 1.0,
+    }
+    adapter = write_adapter(tmp_path / "adapter", tensors | resized)
+    changes = {
+        "lm_head.weight": 1.0 + product(tensors, "lm_head") * (ALPHA / RANK),
+        "shared.weight": np.float32(-1.0),
+    }
+    assert_close(convert.load(base, adapter=adapter), merged_by_hand(base, changes))
+
+
 def test_an_adapted_tied_head_leaves_the_embedding_as_it_is(tmp_path):
     """As the adapted model computes before it is merged; one tensor cannot be both."""
     config = dataclasses.replace(UNTIED, tied_head=True, scale_logits=True)
