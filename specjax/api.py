@@ -20,6 +20,7 @@ from specjax.texts import Output
 from specjax.types import AcceptanceRule, Drafter
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def generate(
     target: Model,
     prompts: Sequence[str],
@@ -81,6 +82,7 @@ def generate(
     return to_output(target.tokenizer, generation)
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def stream(
     target: Model,
     prompt: str,
@@ -122,7 +124,18 @@ def stream(
     rows = _check_call(
         target, [prompt], drafter, rule, config, 1, decoder_prefix, truncate, max_source_length, options
     )
-    return _pieces(target.tokenizer, rows.whole_request(), rows.stop_at)
+    return _transferring(_pieces(target.tokenizer, rows.whole_request(), rows.stop_at))
+
+
+def _transferring(pieces: Generator[str, None, Output]) -> Generator[str, None, Output]:
+    """Yields the same pieces; transfers are meant while one is made, the user's setting holds in between."""
+    while True:
+        with jax.transfer_guard("allow"):
+            try:
+                piece = next(pieces)
+            except StopIteration as end:
+                return end.value
+        yield piece
 
 
 def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> Generator[str, None, Output]:
@@ -141,6 +154,7 @@ def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> 
     return output
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def generate_all(
     target: Model,
     prompts: Sequence[str],

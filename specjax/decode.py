@@ -7,6 +7,7 @@ Axes: B rows, K drafts, V vocabulary, T token slots, S source length, P width of
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ class Request(NamedTuple):
     inputs: dict[str, Any]
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def generate(
     target: Network,
     source_ids: jax.Array | np.ndarray,
@@ -126,6 +128,7 @@ def generate(
     return generate_requested(request, on_round, stop_at)
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def generate_requested(
     request: Request, on_round: OnRound | None = None, stop_at: StopAt | None = None
 ) -> Generation:
@@ -253,6 +256,7 @@ def _apply_stop(program: Program, before: LoopState, after: LoopState, stop_at: 
 # ---- arguments, checked once
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def prepare(
     target: Network,
     source_ids: jax.Array | np.ndarray,
@@ -280,6 +284,7 @@ def prepare(
         target = target.with_features(drafter.feature_layers)
     rule = _check_rule(rule, drafter, row_options.temperature)
     prefix, prefix_length = _check_prefix(prefix, prefix_length, num_rows, target.start_id)
+    check_memory(target, num_rows, np.shape(source_ids)[1], bucket)
     inputs = dict(
         source_ids=jnp.asarray(source_ids, jnp.int32),
         source_mask=jnp.asarray(source_mask, bool),
@@ -409,6 +414,36 @@ def _check_prefix(
 def length_bucket(longest: int) -> int:
     """Returns the smallest number of output slots, of those compiled for, that holds `longest` tokens."""
     return next((size for size in LENGTH_BUCKETS if size >= longest), longest)
+
+
+def check_memory(target: Network, num_rows: int, num_source: int, max_new_tokens: int) -> None:
+    """Raises a ValueError where the target's cache alone is more than its devices have.
+
+    Outputs that are no longer than what is compiled for by default are not looked at.
+
+    Args:
+      target: with params, or with their shapes only.
+      num_rows, num_source: B, S.
+      max_new_tokens: of the longest output.
+    """
+    if max_new_tokens <= LENGTH_BUCKETS[-1]:
+        return
+
+    def cache(target: Network, source_ids: jax.Array, source_mask: jax.Array) -> Any:
+        encoded = target.encode(source_ids, source_mask)
+        return target.init_cache(encoded, source_mask, max_new_tokens)
+
+    sources = [jax.ShapeDtypeStruct((num_rows, num_source), dtype) for dtype in (jnp.int32, bool)]
+    leaves = jax.tree.leaves(jax.eval_shape(cache, target, *sources))
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    placed = [x for x in jax.tree.leaves(target) if isinstance(x, jax.Array)]
+    traced = [x for x in placed if isinstance(x, jax.core.Tracer)]
+    available = sharding.memory_bytes(placed[0].devices() if placed and not traced else jax.devices()[:1])
+    if available is not None and needed > available:
+        raise ValueError(
+            f"`max_new_tokens` must leave room in memory, got {max_new_tokens}: the cache of {num_rows} rows "
+            f"would take {needed / 2**30:,.0f} GiB of {available / 2**30:,.0f}; lower it"
+        )
 
 
 def _check_bucket(max_new_tokens: Any, bucket: int | None) -> int:

@@ -426,6 +426,7 @@ def per_row(
     if not isinstance(value, jax.core.Tracer):
         array = np.asarray(value)
         whole = jnp.issubdtype(dtype, jnp.integer)
+        high = min(high, MAX_INT) if whole else high
         if array.dtype.kind not in ("iu" if whole else "iuf"):
             raise ValueError(f"`{name}` must be {'a whole number' if whole else 'a number'}, got {value!r}")
         if array.shape not in ((), (num_rows,)):

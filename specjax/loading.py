@@ -73,6 +73,7 @@ class Model:
         return self.network.mesh
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def load(
     name_or_directory: str | os.PathLike,
     dtype: Any = None,
@@ -145,6 +146,7 @@ def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules 
     return Model(t5.T5Network(placed, config, cache_sharding=sharding.of_cache(mesh, rules)), None)
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwork:
     """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
 
@@ -164,6 +166,7 @@ def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwor
     return network.replace(params=whole[0], frozen=whole[1], cache_sharding=place, originals=originals)
 
 
+@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
 def int8(model: Model) -> Model:
     """Returns the model with weights in eight bits: a draft that needs no training, or a target of its own.
 

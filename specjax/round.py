@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from specjax import acceptance, sampling, sharding
@@ -113,27 +114,34 @@ class Stats(struct.PyTreeNode):
     num_emitted: jax.Array
 
     @property
-    def tau(self) -> jax.Array:
+    def tau(self) -> jax.Array | np.ndarray:
         """Mean tokens per target call (block efficiency), `[B]`; nan without calls."""
-        return self.num_emitted / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
+        return _mean(self.num_emitted, self.num_rounds)
 
     @property
-    def accepted_per_round(self) -> jax.Array:
+    def accepted_per_round(self) -> jax.Array | np.ndarray:
         """Accepted drafts per target call, `[B]`; nan without calls. For every rule, and for trees."""
-        return self.accepted.sum(-1) / jnp.where(self.num_rounds > 0, self.num_rounds, jnp.nan)
+        return _mean(self.accepted.sum(-1), self.num_rounds)
 
     @property
-    def alpha(self) -> jax.Array:
+    def alpha(self) -> jax.Array | np.ndarray:
         """Accepted over tested drafts, `[B]`; nan when none was tested.
 
         An estimate of the mean of sum min(p, q) for chains under the token-wise rule only.
         """
-        tested = self.tested.sum(-1)
-        return self.accepted.sum(-1) / jnp.where(tested > 0, tested, jnp.nan)
+        return _mean(self.accepted.sum(-1), self.tested.sum(-1))
 
     def total(self) -> "Stats":
         """Returns the sums over rows, as if they were one row."""
         return jax.tree.map(lambda x: x.sum(0, keepdims=True), self)
+
+
+def _mean(total: jax.Array, count: jax.Array) -> jax.Array | np.ndarray:
+    """Returns total / count, nan where nothing was counted: of numpy, since `jax_debug_nans` forbids nan."""
+    if isinstance(total, jax.core.Tracer) or isinstance(count, jax.core.Tracer):
+        return total / jnp.where(count > 0, count, jnp.nan)
+    total, count = (x.astype(np.float32) for x in sharding.fetch((total, count)))
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 
 class LoopState(struct.PyTreeNode):

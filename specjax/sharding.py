@@ -8,8 +8,9 @@ With several processes (hosts) every one runs the same program on the same input
 of its own devices, and gets the whole result (`fetch`).
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -161,13 +162,25 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: put(np.asarray(leaf)), tree)
 
 
+def memory_bytes(devices: Collection[jax.Device]) -> int | None:
+    """Returns the memory that these devices have together, all being like a local one; None: unknown."""
+    device = next(device for device in devices if device.process_index == jax.process_index())
+    if device.platform == "cpu":  # all of a host's share its memory
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError):  # no POSIX
+            return None
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else limit * len(devices)
+
+
 def fetch(tree: Any) -> Any:
     """Returns numpy arrays, whole in every process; all processes must call it."""
 
     def one(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             return multihost_utils.process_allgather(leaf, tiled=True)
-        return np.asarray(leaf)
+        return np.asarray(jax.device_get(leaf))
 
     return jax.tree.map(one, tree)
 

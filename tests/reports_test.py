@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import safetensors.numpy
 
 import specjax
 from specjax import data, decode, drafters, loading, texts
-from specjax.models import convert
+from specjax.models import convert, t5
 from tests import text_model
 from tests.models.checkpoints import TINY, assert_same_model, random_params
 from tests.text_model import Letters, random_model
@@ -180,3 +181,27 @@ def test_a_subfolder_of_a_directory_is_read_whole(tmp_path, directory):
 def test_a_prefix_with_an_id_without_an_embedding_is_refused():
     with pytest.raises(ValueError, match="`decoder_prefix` has the id 32, but the model has 31 embeddings"):
         specjax.generate(random_model(1, Letters([*text_model.PIECES, *"01"])), ["a"], decoder_prefix="1")
+
+
+def test_settings_of_jax_break_nothing(directory):
+    """Rows without calls or drafts have nan on purpose; ids go in and out."""
+    edit(directory / "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", extra_ids=0)
+    model, drafter = random_model(1), drafters.from_model(random_model(2), num_draft=2)
+    with jax.debug_nans(True), jax.transfer_guard("disallow"):
+        assert specjax.load(directory).params["embedding"].shape == (TINY.vocab_size, TINY.d_model)
+        stats = specjax.generate(model, ["a b", "dog"], max_new_tokens=5, temperature=[0, 1]).stats
+        assert np.isnan(stats.alpha).all() and np.isnan(stats.total().alpha).all()
+        assert (stats.tau == 1).all() and (stats.accepted_per_round == 0).all()
+        many = specjax.generate_all(model, ["a b", "dog"], batch_size=2, drafter=drafter, max_new_tokens=3)
+        assert (many.stats.tau >= 1).all() and not np.isnan(many.stats.alpha).any()
+
+
+def test_more_tokens_than_memory_holds_are_refused_before_tracing():
+    for limit, words in ((1_000_000_000, "of 2 rows would take [0-9,]+ GiB of"), (10**12, "at most 2.1")):
+        with pytest.raises(ValueError, match=f"`max_new_tokens` must .*{words}"):
+            specjax.generate(random_model(1), ["a b", "dog"], max_new_tokens=limit)
+    config = t5.PRESETS["t5-11b"]
+    abstract = t5.T5Network(convert.shapes(config), config)
+    with pytest.raises(ValueError, match="the cache of 8 rows would take 2,?[0-9]+ GiB"):
+        decode.check_memory(abstract, 8, 512, 100_000)
+    decode.check_memory(abstract, 8, 512, 1024)

@@ -1,0 +1,190 @@
+"""--input: sources as people have them, one a line of text, or a field of JSON lines, CSV or TSV."""
+
+import csv
+import io
+import json
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from specjax import data
+
+FORMATS = ("lines", "jsonl", "csv", "tsv")
+_BY_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+_FIELD = flags.DEFINE_string(
+    "input_field",
+    "text",
+    "Of JSON lines, CSV or TSV: the field that holds the source. One inside another is translation.en.",
+)
+_FORMAT = flags.DEFINE_enum(
+    "input_format",
+    None,
+    FORMATS,
+    "What --input holds; by default as its name ends (.gz aside): .jsonl, .csv (with a header), .tsv, "
+    "else one source a line. Standard input holds JSON lines if --input_field is given.",
+)
+_LISTED = 10  # lines that an error names
+
+
+class Line(NamedTuple):
+    """One source: a line of text, or a record of a file.
+
+    Attributes:
+      number: in the file, from 1; of a record the line on which it begins.
+      fields: of the record; None: it is empty.
+    """
+
+    number: int
+    fields: Mapping[str, Any] | None
+
+
+def name(path: str) -> str:
+    """Returns --input as messages have it."""
+    return "standard input" if path == "-" else f"--input={path}"
+
+
+def read(path: str, limit: int | None = None) -> list[Line]:
+    """Returns the first `limit` lines or records of a file (None: all); empty ones stay.
+
+    Args:
+      path: - reads standard input. Either may be gzipped.
+
+    Raises:
+      FileNotFoundError, ValueError: it cannot be read; file and line are named.
+    """
+    kind = _format(path)
+    text = _standard_input() if path == "-" else data.read_text(path)
+    found = {"lines": _lines, "jsonl": _json_lines}.get(kind)
+    records = found(text) if found else _table(text, "excel" if kind == "csv" else "excel-tab")
+    taken: list[Line] = []
+    try:
+        for line in records:
+            if len(taken) == limit:
+                break
+            taken.append(line)
+    except _Malformed as error:
+        raise ValueError(f"{name(path)}, line {error.number}: {error.reason}") from error
+    return taken
+
+
+def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[str]:
+    """Returns one field of each line, by default --input_field; empty records have an empty one.
+
+    Raises:
+      ValueError: a record has no such field, or it is no text; the line is named.
+    """
+    asked = field or ("text" if _format(path) == "lines" else _FIELD.value)
+    flag = "--input_field" if field is None else "another field"
+    found = []
+    for line in lines:
+        if line.fields is None:
+            found.append("")
+            continue
+        value = value_of(line.fields, asked)
+        if not isinstance(value, str):
+            wrong = f"must be a text, got {value!r:.40}" if value is not None else "is missing"
+            raise ValueError(
+                f"{name(path)}, line {line.number}: the field {asked!r} {wrong}; give {flag}, of "
+                f"{', '.join(line.fields):.200}"
+            )
+        found.append(value)
+    return found
+
+
+def value_of(fields: Mapping[str, Any], path: str) -> Any:
+    """Returns the value of a field, or of one inside it; None: there is none."""
+    if path in fields:
+        return fields[path]
+    outer, _, inner = path.partition(".")
+    found = fields.get(outer)
+    return value_of(found, inner) if inner and isinstance(found, Mapping) else None
+
+
+def check_lengths(path: str, lines: Sequence[Line], lengths: Sequence[int], limit: int, remedy: str) -> None:
+    """Raises a ValueError that names all lines whose sources have more than `limit` tokens."""
+    over = [(line.number, length) for line, length in zip(lines, lengths, strict=True) if length > limit]
+    if not over:
+        return
+    listed = ", ".join(f"{number} ({length})" for number, length in over[:_LISTED])
+    more = f" and {len(over) - _LISTED} more, the longest of {max(lengths)}" if len(over) > _LISTED else ""
+    lines_have = "line {} has" if len(over) == 1 else "lines {} have"
+    raise ValueError(
+        f"{name(path)}: {lines_have.format(listed + more)} over {limit} tokens (their number in brackets); "
+        f"{remedy}"
+    )
+
+
+class _Malformed(Exception):
+    """A line that cannot be read, and why."""
+
+    def __init__(self, number: int, reason: str):
+        super().__init__(number, reason)
+        self.number, self.reason = number, reason
+
+
+def _format(path: str) -> str:
+    """Returns one of `FORMATS`: --input_format, or what the name of the file says."""
+    if _FORMAT.value:
+        return _FORMAT.value
+    is_given = flags.FLAGS["input_field"].present
+    if path == "-":
+        return "jsonl" if is_given else "lines"
+    found = _BY_ENDING.get(pathlib.Path(path.removesuffix(".gz")).suffix, "lines")
+    if found == "lines" and is_given:
+        raise ValueError(
+            f"--input_field={_FIELD.value}: {path} is read as one source a line; give --input_format as well"
+        )
+    return found
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: give --input=FILE")
+    if sys.stdin.isatty():
+        print("reading sources from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
+    return data.decode_text(sys.stdin.buffer.read(), "standard input")
+
+
+def _lines(text: str) -> Iterator[Line]:
+    for number, line in enumerate(data.split_lines(text), 1):
+        yield Line(number, {"text": line})
+
+
+def _json_lines(text: str) -> Iterator[Line]:
+    for number, line in enumerate(data.split_lines(text), 1):
+        if not line.strip():
+            yield Line(number, None)
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise _Malformed(number, f"it is no JSON ({error}); give one object a line") from error
+        except RecursionError as error:
+            raise _Malformed(number, "it is nested too deeply") from error
+        if not isinstance(fields, dict):
+            raise _Malformed(number, f"a JSON object is needed, got {line[:40]!r}; give one object a line")
+        yield Line(number, fields)
+
+
+def _table(text: str, dialect: str) -> Iterator[Line]:
+    """Yields the rows of a table below its header; a row's line is the one on which it begins."""
+    csv.field_size_limit(sys.maxsize)  # articles are longer than the module expects
+    reader = csv.reader(io.StringIO(text, newline=""), dialect, strict=True)
+    header: list[str] | None = None
+    number = 1
+    try:
+        for row in reader:
+            if header is None:
+                header = row
+                if len(set(row)) < len(row):
+                    raise _Malformed(number, f"the header names a field twice: {', '.join(row)[:200]}")
+            elif row and len(row) != len(header):
+                raise _Malformed(number, f"it has {len(row)} fields, the header has {len(header)}")
+            else:
+                yield Line(number, dict(zip(header, row, strict=True)) if row else None)
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise _Malformed(number, f"it is no row of a table ({error})") from error
