@@ -1,0 +1,6 @@
+"""Scripts that are run from a clone, as `python -m experiments.NAME`."""
+
+import importlib.util
+
+if importlib.util.find_spec("rich") is None:
+    raise SystemExit('the experiments need further packages: pip install -e ".[experiments]"')

@@ -6,6 +6,8 @@ from specjax.generation_config import GenerationConfig
 from specjax.loading import Model, int8, load, load_heads
 from specjax.texts import Output
 
+__version__ = "0.1.0"
+
 __all__ = [
     "GenerationConfig",
     "Model",

@@ -1,12 +1,22 @@
 """Quality of generated text, by the field's own libraries."""
 
+import importlib
 import importlib.metadata
 import re
 from collections.abc import Sequence
+from typing import Any
 
 _BETWEEN_SENTENCES = re.compile(
     r"([.!?][\"'\u201c\u201d\u2019)]*)\s+(?=[\"'\u201c\u201e\u2018(]*[^\W_a-zß-ÿ])"
 )
+
+
+def _imported(module: str, metric: str) -> Any:
+    """Returns a module of the extra `metrics`; imported when a metric is first asked for."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{metric} needs {module.split(".")[0]}: pip install "specjax[metrics]"') from error
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
@@ -15,8 +25,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
     Raises:
       ValueError: different counts, or none; both are named.
     """
-    import sacrebleu
-
+    sacrebleu = _imported("sacrebleu", "BLEU")
     _check_counts(hypotheses, references)
     metric = sacrebleu.metrics.BLEU()
     return metric.corpus_score(list(hypotheses), [list(references)]).score, str(metric.get_signature())
@@ -35,8 +44,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[st
     Raises:
       ValueError: different counts, or none; both are named.
     """
-    from rouge_score import rouge_scorer
-
+    rouge_scorer = _imported("rouge_score.rouge_scorer", "ROUGE")
     _check_counts(hypotheses, references)
     names = ("rouge1", "rouge2", "rougeLsum")
     scorer = rouge_scorer.RougeScorer(names, use_stemmer=True)

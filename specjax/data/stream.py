@@ -126,7 +126,10 @@ def stream(
 def _iterate(
     texts: Sequence[tuple[str, str]], batching: _Batching, process_index: int, process_count: int
 ) -> Iterator[Batch]:
-    import grain
+    try:
+        import grain
+    except ImportError as error:
+        raise ImportError('a stream of batches needs grain: pip install "specjax[data]"') from error
 
     class Unbatch(grain.experimental.FlatMapTransform):
         """A numbered window to its batches; defined here, since grain is imported here."""
