@@ -217,21 +217,21 @@ def generate_all(
         raise ValueError(f"`journal` must be None with several processes, got {journal}")
     lengths = list(map(len, rows.sources))
     rows.request(max(lengths), [0] * num_refilled)  # whatever cannot be used raises before a journal begins
-    done = corpus.Journal.open(journal, {} if journal is None else rows.digest())
-    left = [i for i in range(len(lengths)) if i not in done.records]
-    num_emitted, report = 0, on_progress or (lambda done, tokens: None)
-    report(len(done.records), num_emitted)
-    for finished in corpus.decode_all(
-        lambda width, some: rows.request(width, [left[i] for i in some]),
-        [lengths[i] for i in left],
-        data.source_buckets(max(lengths)),
-        batch_size,
-        num_refilled,
-        rows.stop_at,
-    ):
-        done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
-        num_emitted += int(finished.generation.length.sum())
+    with corpus.Journal.open(journal, {} if journal is None else rows.digest()) as done:
+        left = [i for i in range(len(lengths)) if i not in done.records]
+        num_emitted, report = 0, on_progress or (lambda done, tokens: None)
         report(len(done.records), num_emitted)
+        for finished in corpus.decode_all(
+            lambda width, some: rows.request(width, [left[i] for i in some]),
+            [lengths[i] for i in left],
+            data.source_buckets(max(lengths)),
+            batch_size,
+            num_refilled,
+            rows.stop_at,
+        ):
+            done.add(texts.to_records([left[i] for i in finished.indices], finished.generation))
+            num_emitted += int(finished.generation.length.sum())
+            report(len(done.records), num_emitted)
     return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(lengths))])
 
 

@@ -8,6 +8,7 @@ Axes: B rows, F rows refilled together, S source length.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, sharding
+from specjax import decode, sharding, writing
 from specjax.decode import Generation, Request
 from specjax.round import FinishReason, LoopState
 
@@ -162,7 +163,7 @@ class Journal:
     """Outputs on disk as they come, a line of JSON each: a run that was killed goes on where it was.
 
     Attributes:
-      path: the file; None keeps the records in memory.
+      path: the file, locked while it is open; None keeps the records in memory.
       records: what is in it, by source.
     """
 
@@ -170,31 +171,43 @@ class Journal:
     records: dict[int, dict[str, Any]]
 
     @classmethod
-    def open(cls, path: str | os.PathLike | None, header: Mapping[str, Any]) -> "Journal":
+    @contextlib.contextmanager
+    def open(cls, path: str | os.PathLike | None, header: Mapping[str, Any]) -> Iterator["Journal"]:
         """Reads what is there, a torn last line left out, or begins a new one.
 
         Args:
           header: all that outputs depend on, as JSON has it. One of another run is refused.
 
         Raises:
-          ValueError: the file is no journal, or one of another run; says what differs.
+          ValueError: the file is no journal, one of another run, which says what differs, or one that
+            another run is writing.
         """
         if path is None:
-            return cls(None, {})
+            yield cls(None, {})
+            return
         path = pathlib.Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            known = cls._read(path, dict(header))
-            if not path.exists() or not path.stat().st_size:
-                path.write_text(json.dumps(dict(header)) + "\n")
-        except OSError as error:
-            raise ValueError(f"the journal {path} cannot be written ({error}): give another path") from error
-        return cls(path, known)
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+                stack.enter_context(writing.locked(path))
+                known = cls._read(path, dict(header))
+                if not path.stat().st_size:
+                    path.write_text(json.dumps(dict(header)) + "\n")
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"another run is writing the journal {path}: wait for it, or give another path"
+                ) from error
+            except OSError as error:
+                raise ValueError(
+                    f"the journal {path} cannot be written ({error}): give another path"
+                ) from error
+            yield cls(path, known)
 
     @staticmethod
     def _read(path: pathlib.Path, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """The records in the file, by source; a torn last line is cut off."""
-        written = path.read_bytes() if path.exists() else b""
+        written = path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if not whole and not (json.dumps(header) + "\n").encode().startswith(written):
             raise ValueError(f"{path} is not a journal of outputs: move it away, or write elsewhere")

@@ -93,30 +93,49 @@ def test_rows_that_cannot_be_refilled_so_are_refused(num_rows, num_refilled):
 
 def test_a_journal_holds_what_was_added_and_forgets_a_torn_line(tmp_path):
     path = tmp_path / "deep" / "journal"
-    first = corpus.Journal.open(path, {"seed": 1})
-    assert first.records == {}
-    first.add([{"index": 2, "text": "a"}, {"index": 0, "text": "b"}])
+    with corpus.Journal.open(path, {"seed": 1}) as first:
+        assert first.records == {}
+        first.add([{"index": 2, "text": "a"}, {"index": 0, "text": "b"}])
     whole = path.read_bytes()
     third = b'{"index": 1, "text": "c"}\n'
     for torn in range(len(third)):
         path.write_bytes(whole + third[:torn])
-        again = corpus.Journal.open(path, {"seed": 1})
-        assert again.records == first.records
-        again.add([{"index": 1, "text": "c"}])
+        with corpus.Journal.open(path, {"seed": 1}) as again:
+            assert again.records == first.records
+            again.add([{"index": 1, "text": "c"}])
         assert path.read_bytes() == whole + third
     path.write_bytes(whole[:5])  # killed in its first line
-    assert corpus.Journal.open(path, {"seed": 1}).records == {}
+    with corpus.Journal.open(path, {"seed": 1}) as anew:
+        assert anew.records == {}
+
+
+def test_a_journal_has_one_writer_and_a_writer_that_failed_lets_go(tmp_path):
+    path = tmp_path / "journal"
+    with pytest.raises(RuntimeError), corpus.Journal.open(path, {"seed": 1}) as journal:
+        journal.add([{"index": 0}])
+        with pytest.raises(ValueError, match="another run is writing the journal"):
+            corpus.Journal.open(path, {"seed": 1}).__enter__()
+        raise RuntimeError
+    with corpus.Journal.open(path, {"seed": 1}) as journal:
+        assert list(journal.records) == [0]
 
 
 def test_a_journal_of_another_run_and_a_file_that_is_none_are_refused_and_left_alone(tmp_path):
     path = tmp_path / "journal"
-    corpus.Journal.open(path, {"seed": 1, "sources": "abc"}).add([{"index": 0}])
+    with corpus.Journal.open(path, {"seed": 1, "sources": "abc"}) as journal:
+        journal.add([{"index": 0}])
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="is of another run, it differs in seed: delete it"):
-        corpus.Journal.open(path, {"seed": 2, "sources": "abc"})
+    with (
+        pytest.raises(ValueError, match="is of another run, it differs in seed: delete it"),
+        corpus.Journal.open(path, {"seed": 2, "sources": "abc"}),
+    ):
+        pass
+    assert path.read_bytes() == before
     for content in (b"my translations\n", b'["a"]\n', b"\xff\xfe\n", b'{"seed": 1}\n{"no": "index"}\n'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is not a journal of outputs"):
-            corpus.Journal.open(path, {"seed": 1})
+        with (
+            pytest.raises(ValueError, match="is not a journal of outputs"),
+            corpus.Journal.open(path, {"seed": 1}),
+        ):
+            pass
         assert path.read_bytes() == content
-    assert before

@@ -12,10 +12,7 @@ import jax
 from absl import app, flags, logging
 from rich.console import Console
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from specjax import writing
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _TRACEBACK = flags.DEFINE_bool("traceback", False, "Where an error came from, beside its message.")
@@ -88,32 +85,29 @@ def _check_output() -> None:
 def _held(output: str) -> Iterator[None]:
     """Makes the directory `output` and keeps other runs out of it; does nothing if it is empty.
 
-    The lock is the kernel's, on the directory: that of a run that was killed is gone with it. Processes of
-    one run on several hosts share a directory, into which only the first writes: they do not lock.
+    Processes of one run on several hosts share a directory, into which only the first writes: they do not
+    lock it.
 
     Raises:
       ValueError: another run holds it.
     """
     shared = "coordinator" in flags.FLAGS and (flags.FLAGS.coordinator or flags.FLAGS.num_processes)
-    if not output or fcntl is None or shared:
+    if not output or shared:
         yield
         return
     path = pathlib.Path(output).absolute()
     created = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"--output={output}: another run is writing there: give another or wait"
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(writing.locked(path))
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"--output={output}: another run is writing there: give another, or wait for it"
+                ) from error
+            yield
     finally:
-        os.close(handle)
         for directory in created:  # of a run that wrote nothing nothing is left
             with contextlib.suppress(OSError):
                 directory.rmdir()
