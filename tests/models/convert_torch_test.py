@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import safetensors
 
-from specjax import convert_checkpoint
+from specjax import convert_checkpoint, loading
 from specjax.models import convert, t5
 from tests.models.checkpoints import GOLDEN, HERE, NAMES, TIED_HEADS, TINY, assert_same_model, random_params
+from tests.models.families import write_byt5, write_llama, write_roberta, write_spiece
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,29 @@ def test_pytorch_model_bin_is_converted(torch_side, tmp_path, kind):
     assert any("loaded whole" in line for line in lines) == (kind == "old")
     assert len(list(output.glob("model-*.safetensors"))) > 1 and not list(tmp_path.glob(".output*"))
     assert_same_model(convert.load(output), convert.load(GOLDEN / "v1_1"))
+
+
+@pytest.mark.parametrize("write", [write_roberta, write_spiece, write_llama, write_byt5])
+def test_a_converted_checkpoint_keeps_its_tokenizer(torch_side, tmp_path, write):
+    """CodeT5 has vocab.json and merges.txt; others spiece.model, here with tokens that were added."""
+    torch = pytest.importorskip("torch")
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.mkdir()
+    write(source)
+    shutil.copy(GOLDEN / "v1_1" / "config.json", source)
+    if write is write_spiece:
+        size = len(loading.load_tokenizer(source))
+        added = {"[NEW1]": size, "[NEW2]": size + 1}
+        (source / "added_tokens.json").write_text(json.dumps(added))
+    stored = safetensors.numpy.load_file(GOLDEN / "v1_1" / "model.safetensors")
+    torch.save({name: torch.tensor(value) for name, value in stored.items()}, source / "pytorch_model.bin")
+    convert_checkpoint.convert_checkpoint(source, output)
+    before, after = loading.load_tokenizer(source), loading.load_tokenizer(output)
+    assert before.get_vocab() == after.get_vocab() and len(after) > 40
+    text = "def add(a, [NEW2] b): <extra_id_1> \u00e9 man </s> rides"
+    assert before(text).input_ids == after(text).input_ids
+    if write is write_spiece:
+        assert size + 1 in after(text).input_ids
 
 
 def test_what_cannot_be_converted_is_stated(torch_side, tmp_path):
