@@ -63,7 +63,7 @@ def assert_greedy(drafter) -> None:
     np.testing.assert_array_equal(stats.num_emitted, output.length)
     assert (stats.accepted <= stats.tested).all()
     assert (stats.tested.sum(1) <= stats.num_drafted).all()
-    assert (np.diff(stats.tested, axis=1) <= 0).all()  # a position is judged when all before passed
+    assert (np.diff(stats.tested, axis=1) <= 0).all()  # a position is verified when all before passed
 
 
 @each_num_draft
