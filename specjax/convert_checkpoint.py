@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from specjax.models.convert import ALIASES, DTYPES, EMBEDDING, HEAD, IGNORED, LEGACY, locate
+from specjax.hub import locate
+from specjax.models.convert import ALIASES, DTYPES, EMBEDDING, HEAD, IGNORED, LEGACY
 
 _CONFIGS = ("config.json", "generation_config.json")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import hub as hub_files
 from specjax import sampling
 from specjax.types import LogitsProcessor, Options
 
@@ -202,9 +203,14 @@ class GenerationConfig:
         Raises:
           ValueError: there is no such file, or it cannot be read.
         """
-        from specjax.models import convert
-
-        return _from_hf(convert.read_generation_config(directory, hub))
+        name = os.path.expanduser(os.fspath(directory))
+        path = hub_files.locate(name, "generation_config.json", hub)
+        if path is None:
+            raise ValueError(
+                f"{name} has no generation_config.json: give a checkpoint that has one, or the options "
+                "themselves"
+            )
+        return _from_hf(hub_files.read_json(path))
 
     @property
     def is_greedy(self) -> bool:

@@ -1,0 +1,51 @@
+"""Files of checkpoints: in a local directory, or in a hub repository."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """Returns the path of one file of a local directory or of a hub repository, None where it is missing.
+
+    Args:
+      source: a directory, which wins, or a hub id.
+      name: of the file.
+      hub: `revision`, `subfolder`, `token` and the like.
+
+    Raises:
+      ValueError: there is neither such a directory nor such a repository.
+    """
+    if os.path.isdir(source):
+        path = os.path.join(source, hub.get("subfolder") or "", name)
+        return path if os.path.isfile(path) else None
+    if os.path.isfile(source):
+        raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
+    if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
+        raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
+    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only
+
+    try:
+        return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{source!r} is neither a local directory nor a model that could be fetched from the hub: {error}"
+        ) from error
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Returns the object in a file.
+
+    Raises:
+      ValueError: it holds no JSON, or something else than an object.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): fetch or copy it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object: fetch or copy it again")
+    return content
