@@ -193,8 +193,8 @@ class GenerationConfig:
         """Returns the options that a checkpoint's generation_config.json states.
 
         Hugging Face's `max_length` and `min_length` count the start token, the numbers here do not. Values
-        that are not given are those of transformers: greedy unless `do_sample`, then top-k of 50. What cannot
-        be followed (beams, length penalty, ...) is named in one warning.
+        that are not given are those of transformers, greedy unless `do_sample`, then top-k of 50; the limit
+        alone stays 64. What cannot be followed (beams, length penalty, ...) is named in one warning.
 
         Args:
           directory: a local directory, or a hub id.
@@ -319,7 +319,7 @@ def _as_json(value: Any) -> Any:
     """Returns numbers, texts and nested lists of them as JSON has them."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return value.tolist()
-    return [_as_json(x) for x in value] if isinstance(value, list | tuple) else value
+    return [_as_json(x) for x in value] if isinstance(value, list | tuple | range) else value
 
 
 # ---- Hugging Face's generation_config.json

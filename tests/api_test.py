@@ -342,3 +342,21 @@ def test_threads_that_share_a_model_get_what_each_gets_alone(target, drafter):
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         together = list(pool.map(run, calls * 2))
     assert together == [run(call) for call in calls] * 2
+
+
+def always_the_same(logits, history):
+    """A user's function."""
+    del history
+    return logits.at[..., 5].add(1.0)
+
+
+def test_journal_knows_the_options_that_outputs_depend_on(target, tmp_path):
+    options = dict(max_new_tokens=6, batch_size=2, num_refilled=1, journal=tmp_path / "journal")
+    lists = dict(suppress_tokens=range(6, 9), bad_words_ids=((5, 4), [4]), logit_bias={9: 1.5, 3: -1})
+    own = dict(logits_processor=always_the_same, no_repeat_ngram_size=2, frequency_penalty=[0.5, 0.0, 1.0])
+    prompts = [*PROMPTS, "xyz"]
+    outputs = specjax.generate_all(target, prompts, **lists, **own, **options)
+    assert outputs.token_ids == specjax.generate_all(target, prompts, **lists, **own, **options).token_ids
+    assert outputs.token_ids == specjax.generate(target, prompts, **lists, **own, max_new_tokens=6).token_ids
+    with pytest.raises(ValueError, match="is of another run, it differs in config"):
+        specjax.generate_all(target, prompts, **lists, **options)
