@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from specjax import sharding
-from specjax.models import convert, heads, heads_io, quantize, t5
+from specjax.models import convert, families, heads, heads_io, quantize, t5
 from specjax.texts import MAX_SOURCE_LENGTH, Vocabulary, check_max_source_length
 from specjax.types import Params
 
@@ -23,14 +22,10 @@ _VOCABULARY_FILES = (
     "sentencepiece.bpe.model",
 )
 
-# model_type of config.json -> what reads such checkpoints, and the network that it makes.
-_T5: tuple[Callable[..., Any], Callable[..., Any]] = (convert.load, t5.T5Network)  # it names what it lacks
-_KINDS = dict.fromkeys(convert.MODEL_TYPES, _T5)
-
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A T5 with its tokenizer.
+    """A T5 or T5Gemma with its tokenizer.
 
     Attributes:
       network: the network with its params; its vocabulary is the tokenizer's.
@@ -53,12 +48,12 @@ class Model:
         return self.network.params
 
     @property
-    def config(self) -> t5.T5Config:
+    def config(self) -> families.Config:
         """Shape and flavour."""
         return self.network.config
 
     @property
-    def module(self) -> t5.T5:
+    def module(self) -> families.Module:
         """The Linen module."""
         return self.network.module
 
@@ -83,7 +78,7 @@ def load(
     adapter: str | os.PathLike | None = None,
     **hub: Any,
 ) -> Model:
-    """Loads a T5 from a hub id or a local Hugging Face directory (safetensors; torch is not used).
+    """Loads a T5 or T5Gemma from a hub id or a local Hugging Face directory (safetensors; torch is not used).
 
     Args:
       name_or_directory: for example "google-t5/t5-small", or a directory with config.json,
@@ -117,11 +112,9 @@ def load(
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
             raise ValueError(f"`mesh` must be one of specjax.sharding.make_mesh(data, model), got {mesh!r}")
         place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
-    kind = convert.model_type(convert.read_json_config(name_or_directory, hub))
-    read, make = _KINDS.get(kind, _T5)
-    config, params = read(name_or_directory, dtype, place, hub, adapter)
-    cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules)
-    network = make(params, config, cache_sharding=cache_sharding)
+    config, params = convert.load(name_or_directory, dtype, place, hub, adapter)
+    cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules, config.num_kv_heads)
+    network = families.network(params, config, cache_sharding=cache_sharding)
     return Model(network, load_tokenizer(name_or_directory, **hub), max_source_length)
 
 
@@ -131,7 +124,9 @@ def check_loaded(target: Any) -> None:
         raise ValueError(f"`target` must be a loaded model, got {target!r:.80}; target = specjax.load(...)")
 
 
-def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES) -> Model:
+def outline(
+    config: families.Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES
+) -> Model:
     """Returns what `load` would on a mesh, without weights and tokenizer: shapes and their shardings.
 
     Raises:
@@ -143,7 +138,8 @@ def outline(config: t5.T5Config, mesh: jax.sharding.Mesh, rules: sharding.Rules 
         shapes,
         sharding.param_shardings(shapes, mesh, rules),
     )
-    return Model(t5.T5Network(placed, config, cache_sharding=sharding.of_cache(mesh, rules)), None)
+    cache_sharding = sharding.of_cache(mesh, rules, config.num_kv_heads)
+    return Model(families.network(placed, config, cache_sharding=cache_sharding), None)
 
 
 @jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting

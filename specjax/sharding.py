@@ -21,16 +21,18 @@ from jax.sharding import PartitionSpec as P
 
 Rules = Sequence[tuple[str, P]]
 
-# Searched for in "encoder_layers_0/attention/q"; the first that is found decides.
+# Searched for in "encoder_layers_0/attention/q"; of those that are found the first decides that the mesh
+# divides: keys and values of fewer heads than devices (grouped heads, as T5Gemma has them) are whole on each.
 T5_RULES: Rules = (
-    (r"^embedding$", P("model", None)),  # [V, M]
+    (r"(^|/)embedding$", P("model", None)),  # [V, M]
     (r"^head$", P(None, "model")),  # [M, V]
     (r"_bias(_\d+)?/table$", P(None, "model")),  # [buckets, H]
     (r"/(attention|cross)/[qkv]$", P(None, "model", None)),  # [M, H, D]
+    (r"/(attention|cross)/[kv]$", P()),
     (r"/(attention|cross)/o$", P("model", None, None)),  # [H, D, M]
     (r"/feed_forward/wi(_0|_1)?$", P(None, "model")),  # [M, F]
     (r"/feed_forward/wo$", P("model", None)),  # [F, M]
-    (r"/scale$", P()),
+    (r"/(scale|vector)$", P()),
 )
 REPLICATED: Rules = ((r"", P()),)  # for small networks
 
@@ -95,10 +97,18 @@ def by_row(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P("data"))
 
 
-def of_cache(mesh: Mesh, rules: Rules = T5_RULES) -> NamedSharding:
-    """Returns the placement of cached keys and values `[B, H, ...]`: rows over "data", heads by `rules`."""
-    spec = _find(rules, "decoder_layers_0/attention/q")
-    return NamedSharding(mesh, P("data", *spec[1:2]))
+def of_cache(mesh: Mesh, rules: Rules = T5_RULES, num_heads: int | None = None) -> NamedSharding:
+    """Returns the placement of cached keys and values `[B, H, ...]`: rows over "data", heads by `rules`.
+
+    Args:
+      num_heads: of keys and values; None: as many as the mesh divides. Where it does not divide them they are
+        whole, and the second axis is named all the same: None, for the network itself is divided.
+    """
+    over = next(iter(_matching(rules, "decoder_layers_0/attention/k")[0][1:2]), None)
+    if over is None:
+        return NamedSharding(mesh, P("data"))
+    is_divided = num_heads is None or num_heads % mesh.shape[over] == 0
+    return NamedSharding(mesh, P("data", over if is_divided else None))
 
 
 def mesh_of(params: Any) -> Any:
@@ -149,9 +159,10 @@ def keep_whole(tree: Any, place: NamedSharding | None) -> Any:
     drafted token waits for other devices.
 
     Args:
-      place: of the network's cache (see `of_cache`); None, or one that divides heads: nothing is constrained.
+      place: of the network's cache (see `of_cache`); None, or that of a divided network: nothing is
+        constrained.
     """
-    if place is None or "model" in place.spec:
+    if place is None or len(place.spec) > 1:
         return tree
     return jax.lax.with_sharding_constraint(tree, NamedSharding(place.mesh, P("data")))
 
@@ -185,12 +196,17 @@ def fetch(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def _find(rules: Rules, name: str) -> P:
-    """Returns the partition of the first rule that matches a path."""
-    for pattern, spec in rules:
-        if re.search(pattern, name):
-            return spec
-    raise ValueError(f"no partition rule matches the parameter {name!r}: add one to `rules`")
+def _matching(rules: Rules, name: str) -> list[P]:
+    """Returns the partitions of the rules that match a path, at least one."""
+    found = [spec for pattern, spec in rules if re.search(pattern, name)]
+    if not found:
+        raise ValueError(f"no partition rule matches the parameter {name!r}: add one to `rules`")
+    return found
+
+
+def _undivided(spec: P, shape: Sequence[int], mesh: Mesh) -> list[tuple[int, Any]]:
+    """Returns the axes that a mesh does not divide as `spec` asks, with the mesh axis of each."""
+    return [(i, part) for i, part in enumerate(spec) if part is not None and shape[i] % mesh.shape[part]]
 
 
 def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
@@ -198,7 +214,8 @@ def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
 
     Args:
       params: nested dicts of arrays, or of their shapes.
-      rules: (regular expression, partition) pairs; the first that matches a path decides.
+      rules: (regular expression, partition) pairs; of those that match a path the first decides that the
+        mesh divides.
 
     Raises:
       ValueError: a path that no rule matches, or an axis that the mesh does not divide.
@@ -206,13 +223,13 @@ def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        spec = _find(rules, name)
-        for axis, part in enumerate(spec):
-            if part is not None and leaf.shape[axis] % mesh.shape[part]:
-                raise ValueError(
-                    f"parameter {name} {leaf.shape}: axis {axis} is not divisible by the {mesh.shape[part]} "
-                    f"devices of the mesh axis {part!r}; choose a number that divides {leaf.shape[axis]}"
-                )
+        specs = _matching(rules, name)
+        spec = next((one for one in specs if not _undivided(one, leaf.shape, mesh)), specs[0])
+        for axis, part in _undivided(spec, leaf.shape, mesh):
+            raise ValueError(
+                f"parameter {name} {leaf.shape}: axis {axis} is not divisible by the {mesh.shape[part]} "
+                f"devices of the mesh axis {part!r}; choose a number that divides {leaf.shape[axis]}"
+            )
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(place, params)

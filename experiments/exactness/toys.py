@@ -107,6 +107,7 @@ class ToyHeads(struct.PyTreeNode):
     table: jax.Array
 
     feature_layers = ()
+    num_features = 1
     cache_sharding = None
 
     @property
@@ -199,6 +200,7 @@ class OracleHeads(struct.PyTreeNode):
     oracle: OracleNetwork
 
     feature_layers = ()
+    num_features = 1
     cache_sharding = None
 
     @property

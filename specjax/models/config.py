@@ -48,6 +48,36 @@ class T5Config:
     bias_in_every_layer: bool = False
 
     @property
+    def family(self) -> str:
+        """See `families`."""
+        return "t5"
+
+    @property
+    def encoded_width(self) -> int:
+        """M, of the encoder's output too."""
+        return self.d_model
+
+    @property
+    def num_kv_heads(self) -> int:
+        """H: each head of queries has keys and values of its own."""
+        return self.num_heads
+
+    @property
+    def has_cross_kernels(self) -> bool:
+        """Whether cross-attention has kernels of its own: it has."""
+        return True
+
+    def for_heads(self, **sizes: int) -> "T5Config":
+        """Returns the T5 of whose layers heads on this network are made (see `heads`)."""
+        return dataclasses.replace(self, **sizes)  # type: ignore[arg-type]
+
+    def resized(self, num_layers: int, d_model: int, dtype: str) -> "T5Config":
+        """Returns a relative of other size on both sides, with heads of 64."""
+        size = dict(d_model=d_model, d_kv=64, d_ff=4 * d_model, num_heads=max(1, d_model // 64))
+        layers = dict(num_layers=num_layers, num_decoder_layers=num_layers)
+        return dataclasses.replace(self, **size, **layers, dtype=dtype)  # type: ignore[arg-type]
+
+    @property
     def precision(self) -> jax.lax.Precision:
         """Float32 means float32: a TPU's default would round the operands to bfloat16."""
         exact = self.dtype == "float32"

@@ -4,7 +4,8 @@ Sources: Medusa (Cai et al. 2024), EAGLE (Li et al. 2024), EAGLE-3 (Li et al. 20
 For an encoder-decoder, layers attend to the target's own encoder output: there is no draft encoder.
 
 Axes: B rows, N pairs, D positions ahead, S source length, T cache slots, F width of the target's
-features, M of its embedding, W of the heads, V vocabulary, R ids that are drafted.
+features, M of its embedding (`encoded` has the width of its encoder), W of the heads, V vocabulary, R ids
+that are drafted. The layers are those of a T5, with relative positions, whatever the target is.
 
 A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. A head
 at it predicts token j + 2. The first pair of a text is (0, t_0). The embedding, and the head
@@ -23,7 +24,7 @@ from flax import struct
 
 from specjax import cache as cache_lib
 from specjax import sharding
-from specjax.models import layers, t5
+from specjax.models import families, layers, t5
 from specjax.types import Layout, Network, Params
 
 KINDS = ("medusa", "eagle", "one_pass")
@@ -60,7 +61,11 @@ class HeadsConfig:
         if self.num_steps < 1:
             raise ValueError(f"`num_steps` must be at least 1, got {self.num_steps}")
 
-    def check(self, target: t5.T5Config) -> None:
+    def num_features(self, target: families.Config) -> int:
+        """Returns F, of such a target."""
+        return target.d_model * (1 + len(self.feature_layers))
+
+    def check(self, target: families.Config) -> None:
         """Raises a ValueError where these heads do not fit such a target."""
         if (self.kind == "medusa" or not self.draft_ids) and self.d_model != target.d_model:
             raise ValueError(
@@ -96,7 +101,7 @@ class _VocabularyHead(nn.Module):
     """Logits of the R ids that are drafted, by an own kernel `[W, R]`, or of all by the target's head."""
 
     config: HeadsConfig
-    target: t5.T5Config
+    target: families.Config
 
     @nn.compact
     def __call__(self, frozen: Any, hidden: jax.Array) -> jax.Array:
@@ -104,7 +109,8 @@ class _VocabularyHead(nn.Module):
         num_ids = len(self.config.draft_ids)
         if not num_ids:
             flat = hidden.reshape(1, -1, hidden.shape[-1])
-            logits: Any = t5.T5(self.target, parent=None).apply({"params": frozen}, flat, method="logits")
+            target = families.module(self.target, parent=None)
+            logits: Any = target.apply({"params": frozen}, flat, method="logits")
             return logits.reshape(*hidden.shape[:-1], -1)
         init = nn.initializers.normal(self.config.d_model**-0.5)
         kernel = self.param("kernel", init, (hidden.shape[-1], num_ids)).astype(hidden.dtype)
@@ -121,7 +127,7 @@ class MedusaHeads(nn.Module):
     """Head d is x + SiLU(x W_d + b_d), then a vocabulary head that all share; W_d is zero at first."""
 
     config: HeadsConfig
-    target: t5.T5Config
+    target: families.Config
 
     @nn.compact
     def unroll(self, frozen: Any, features: jax.Array, depth: int | None = None) -> jax.Array:
@@ -139,25 +145,23 @@ class FeatureDecoder(nn.Module):
     """Decoder layers over pairs, and over masks where all positions are predicted at once."""
 
     config: HeadsConfig
-    target: t5.T5Config
+    target: families.Config
 
     def setup(self) -> None:
         c, normal = self.config, nn.initializers.normal
-        layer = dataclasses.replace(
-            self.target,
+        layer = self.target.for_heads(
             d_model=c.d_model,
             d_kv=c.d_kv,
             d_ff=c.d_ff,
             num_heads=c.num_heads,
             num_decoder_layers=c.num_layers,
         )
-        num_features = self.target.d_model * (1 + len(c.feature_layers))
+        num_features = c.num_features(self.target)
         self.fuse = self.param("fuse", normal(num_features**-0.5), (num_features, c.d_model))
         num_inputs = c.d_model + self.target.d_model
         self.mix = self.param("mix", normal(num_inputs**-0.5), (num_inputs, c.d_model))
-        self.encoded_in = self.param(
-            "encoded_in", normal(self.target.d_model**-0.5), (self.target.d_model, c.d_model)
-        )
+        width = self.target.encoded_width
+        self.encoded_in = self.param("encoded_in", normal(width**-0.5), (width, c.d_model))
         if c.kind == "one_pass" and c.num_steps > 1:
             self.masks = self.param("masks", normal(1.0), (c.num_steps - 1, c.d_model))
         self.hidden_norm, self.token_norm = layers.RMSNorm(layer), layers.RMSNorm(layer)
@@ -304,7 +308,7 @@ class HeadsNetwork(struct.PyTreeNode):
     params: Params = struct.field(repr=False)
     frozen: Params = struct.field(repr=False)
     config: HeadsConfig = struct.field(pytree_node=False)
-    target: t5.T5Config = struct.field(pytree_node=False)
+    target: families.Config = struct.field(pytree_node=False)
     cache_sharding: jax.sharding.NamedSharding | None = struct.field(pytree_node=False, default=None)
     originals: "Originals | None" = struct.field(pytree_node=False, default=None)
 
@@ -333,6 +337,11 @@ class HeadsNetwork(struct.PyTreeNode):
     def feature_layers(self) -> tuple[int, ...]:
         """Of the target, whose features are read."""
         return self.config.feature_layers
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.config.num_features(self.target)
 
     @property
     def num_steps(self) -> int:

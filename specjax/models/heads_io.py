@@ -128,9 +128,10 @@ def init(config: heads.HeadsConfig, target: t5.T5Network, seed: int) -> heads.He
     network = heads.HeadsNetwork.of(config, target)
     frozen = jax.tree.map(lambda x: x.astype(jnp.float32), network.frozen)
     m = target.config.d_model
-    inputs: tuple = (jnp.zeros((1, 2, m * (1 + len(config.feature_layers)))),)
+    inputs: tuple = (jnp.zeros((1, 2, config.num_features(target.config))),)
     if config.kind != "medusa":
-        inputs += (jnp.zeros((1, 2), jnp.int32), jnp.zeros((1, 2, m)), jnp.ones((1, 2), bool))
+        encoded = jnp.zeros((1, 2, target.encoded_width))
+        inputs += (jnp.zeros((1, 2), jnp.int32), encoded, jnp.ones((1, 2), bool))
     params = network.module.init(jax.random.key(seed), frozen, *inputs, method="unroll")["params"]
     if config.kind == "medusa" and config.draft_ids:
         ids = np.array(config.draft_ids)

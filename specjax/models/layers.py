@@ -102,7 +102,7 @@ def attend(
     return context.swapaxes(1, 2)
 
 
-def _to_cache_axes(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+def to_cache_axes(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Turns `[B, T, H, D]` keys and values into `[B, H, D, T]` and `[B, H, T, D]`."""
     return keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
 
@@ -243,7 +243,7 @@ class EncoderLayer(nn.Module):
         attention = Attention(c, name="attention")
         y = RMSNorm(c, name="attention_norm")(x)
         keys, values = attention.keys_values(y)
-        keys, values = _to_cache_axes(keys, values)
+        keys, values = to_cache_axes(keys, values)
         x = x + drop(attention(y, keys, values, bias, visible))
         y = RMSNorm(c, name="feed_forward_norm")(x)
         return x + drop(FeedForward(c, name="feed_forward")(y, deterministic))
@@ -266,7 +266,7 @@ class DecoderLayer(nn.Module):
 
     def cross_keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps the encoder output `[B, S, M]` to keys `[B, H, D, S]` and values `[B, H, S, D]`."""
-        return _to_cache_axes(*self.cross.keys_values(encoded))
+        return to_cache_axes(*self.cross.keys_values(encoded))
 
     def __call__(
         self,
@@ -285,7 +285,7 @@ class DecoderLayer(nn.Module):
         y = self.attention_norm(x)
         keys, values = self.attention.keys_values(y)
         if cache.num_slots == 0:  # teacher forcing: the call itself holds every token
-            keys, values = _to_cache_axes(keys, values)
+            keys, values = to_cache_axes(keys, values)
         else:
             keys = cache_lib.write(cache.keys[index], keys, cache.length, slots_last=True)
             values = cache_lib.write(cache.values[index], values, cache.length)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.models import families
 from specjax.models.t5 import T5Network
 from specjax.types import Params
 
@@ -49,7 +50,12 @@ def dequantize(params: Params) -> Params:
 
 
 class QuantizedNetwork(T5Network):
-    """A T5 whose params came from `quantize`; each call unpacks what it reads."""
+    """A network of any family whose params came from `quantize`; each call unpacks what it reads."""
+
+    @property
+    def module(self) -> Any:
+        """The Linen module."""
+        return families.module(self.config)
 
     @classmethod
     def of(cls, network: T5Network) -> "QuantizedNetwork":

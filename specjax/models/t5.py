@@ -188,8 +188,8 @@ class T5Network(Network):
 
     @property
     def encoded_width(self) -> int:
-        """M."""
-        return self.config.d_model
+        """M of the encoder."""
+        return self.config.encoded_width
 
     @property
     def num_ids(self) -> int | None:
