@@ -1,7 +1,7 @@
-"""T5 checkpoints in Hugging Face's format, read and written without torch.
+"""Checkpoints in Hugging Face's format, read and written without torch; the names and config.json of T5s.
 
-`tensor_names` is the one table of names; reading and writing walk it, so every tensor of a file is
-used exactly once and every parameter is set exactly once.
+Those of T5Gemma: `t5gemma_convert`. `tensor_names` is the one table of names; reading and writing walk it, so
+every tensor of a file is used exactly once and every parameter is set exactly once.
 
 Axes: V vocabulary, M model width, F feed-forward width, H heads, D head width. Torch stores a
 linear layer as (out, in); the kernels here are (in, out), with H and D apart.
@@ -14,9 +14,9 @@ import json
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,15 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.models import adapters
+from specjax import hub as hub_files
+from specjax.models import adapters, t5gemma_convert
 from specjax.models.config import T5Config
 from specjax.models.layers import ACTIVATIONS
+from specjax.models.t5gemma_config import T5GemmaConfig
+from specjax.models.tensors import Format, Tensor
 from specjax.writing import write_whole
 
+Config = T5Config | T5GemmaConfig
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS, INDEX, LEGACY = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
@@ -64,23 +68,6 @@ _KEYS = {
 
 
 # ---- names of tensors
-
-
-class Tensor(NamedTuple):
-    """One tensor of a checkpoint and the parameter that it is.
-
-    Attributes:
-      name: in the file.
-      path: of the parameter, a key per level of the nested dict.
-      kind: "same", or "transposed": the parameter is the file's tensor transposed, then reshaped.
-      file_shape, shape: in the file, and of the parameter.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    kind: str
-    file_shape: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 def _norm(config: T5Config, name: str, *path: str) -> Tensor:
@@ -121,8 +108,12 @@ def _stack(config: T5Config, stack: str, num_layers: int) -> Iterator[Tensor]:
     yield _norm(config, f"{stack}.final_layer_norm", f"{stack}_norm")
 
 
-def tensor_names(config: T5Config) -> Iterator[Tensor]:
-    """Yields every tensor of a checkpoint of this shape once; aliases of the embedding excluded."""
+def tensor_names(config: Config) -> Iterator[Tensor]:
+    """Yields every tensor of a checkpoint of this shape once; copies of the embedding excluded."""
+    return _FORMATS[config.family].tensor_names(config)
+
+
+def _t5_tensor_names(config: T5Config) -> Iterator[Tensor]:
     v, m = config.vocab_size, config.d_model
     yield Tensor(EMBEDDING, ("embedding",), "same", (v, m), (v, m))
     yield from _stack(config, "encoder", config.num_layers)
@@ -134,7 +125,7 @@ def tensor_names(config: T5Config) -> Iterator[Tensor]:
 # ---- config.json
 
 
-def config_from_hf(config: dict[str, Any]) -> T5Config:
+def config_from_hf(config: dict[str, Any]) -> Config:
     """Returns the config that a config.json describes, whichever transformers version wrote it.
 
     Up to version 4, `tie_word_embeddings` states both that the head is the embedding and that
@@ -148,9 +139,11 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
       The config in float32. `tied_head` is a guess here: the weights decide it (see `load`).
     """
     kind = model_type(config)
+    if kind in t5gemma_convert.MODEL_TYPES:
+        return t5gemma_convert.config_from_hf(config, kind)
     if kind not in MODEL_TYPES:
         reasons = [f" ({reason})" for name, reason in _NOT_T5.items() if kind.startswith(name)]
-        known = ", ".join(map(repr, MODEL_TYPES))
+        known = ", ".join(map(repr, (*MODEL_TYPES, *t5gemma_convert.MODEL_TYPES)))
         raise ValueError(f"model_type {kind!r} is not supported{''.join(reasons)}: specjax runs {known}")
     gated, activation = _feed_forward_form(config, kind)
     absent = [key for key in _REQUIRED if config.get(key) is None]
@@ -179,7 +172,8 @@ def config_from_hf(config: dict[str, Any]) -> T5Config:
 def model_type(config: dict[str, Any]) -> str:
     """Returns the model_type of a parsed config.json; google/umt5-small states its class only."""
     classes = config.get("architectures") or [None]
-    known = [kind for kind, name in MODEL_TYPES.items() if name == classes[0]]
+    kinds = MODEL_TYPES | t5gemma_convert.MODEL_TYPES
+    known = [kind for kind, name in kinds.items() if name == classes[0]]
     return config.get("model_type") or (known or ["t5"])[0]
 
 
@@ -207,8 +201,13 @@ def _usual(gated: bool) -> str:
     return "gelu_new" if gated else "relu"
 
 
-def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
-    """Returns the config.json that transformers 4, transformers 5 and `config_from_hf` read alike.
+def config_to_hf(config: Config, dtype: str = "float32") -> dict[str, Any]:
+    """Returns the config.json that transformers and `config_from_hf` read alike."""
+    return _FORMATS[config.family].config_to_hf(config, dtype)
+
+
+def _t5_config_to_hf(config: T5Config, dtype: str) -> dict[str, Any]:
+    """Returns that of a T5, which transformers 4 and 5 read alike.
 
     Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would leave
     out the scale; no published T5 is of that form.
@@ -235,30 +234,33 @@ def config_to_hf(config: T5Config, dtype: str = "float32") -> dict[str, Any]:
     }
 
 
+def _t5_copies(config: T5Config) -> tuple[str, ...]:
+    return (*ALIASES, HEAD) if config.tied_head and config.scale_logits else ALIASES
+
+
+_FORMATS = {
+    "t5": Format(
+        tensor_names=_t5_tensor_names,
+        config_to_hf=_t5_config_to_hf,
+        canonical=lambda name: name,
+        embedding=lambda config: EMBEDDING,
+        head=HEAD,
+        copies=_t5_copies,
+        has_head_copy=lambda config: config.tied_head and not config.scale_logits,  # see _t5_config_to_hf
+        is_ignored=lambda name: name in IGNORED,
+        hints=lambda *names: _t5_hints(*names),
+    ),
+    "t5gemma": t5gemma_convert.FORMAT,
+}
+
+
 # ---- reading
 
 
-def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> T5Config:
+def read_config(source: str | os.PathLike[str], dtype: str | None = None) -> Config:
     """Returns the config that `load` returns, without reading the weights."""
     with _opened(source, _compute_dtype(dtype)) as (config, _):
         return config
-
-
-def read_generation_config(
-    source: str | os.PathLike[str], hub: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
-    """Returns the parsed generation_config.json of a local directory or of a hub repository.
-
-    Raises:
-      ValueError: there is none, or it is no JSON.
-    """
-    name = os.path.expanduser(os.fspath(source))
-    path = locate(name, "generation_config.json", hub)
-    if path is None:
-        raise ValueError(
-            f"{name} has no generation_config.json: give a checkpoint that has one, or the options themselves"
-        )
-    return _read_json(path)
 
 
 def load(
@@ -267,8 +269,8 @@ def load(
     place: Callable[[Any], Any] | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
     adapter: str | os.PathLike[str] | None = None,
-) -> tuple[T5Config, dict[str, Any]]:
-    """Reads a T5 checkpoint: config.json and model.safetensors, in one file or in shards.
+) -> tuple[Config, dict[str, Any]]:
+    """Reads a checkpoint: config.json and model.safetensors, in one file or in shards.
 
     Args:
       source: a local directory or a hub id. A directory wins.
@@ -280,7 +282,7 @@ def load(
         float32 as they are read (see `adapters`).
 
     Returns:
-      The config and the params, in the structure of `T5(config).init(...)["params"]`; without
+      The config and the params, in the structure of `families.module(config).init(...)["params"]`; without
       `place` as arrays on JAX's default device (see `jax.default_device`).
     """
     with _opened(source, _compute_dtype(dtype), hub, adapter) as (config, checkpoint):
@@ -307,7 +309,7 @@ def _by_path(params: Any) -> dict[tuple[str, ...], Any]:
     return {tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/")): x for path, x in leaves}
 
 
-def shapes(config: T5Config) -> dict[str, Any]:
+def shapes(config: Config) -> dict[str, Any]:
     """Returns the params of such a network as `jax.ShapeDtypeStruct`s, in its compute dtype."""
     return _nest(
         (t.path, jax.ShapeDtypeStruct(t.shape, jnp.dtype(config.dtype))) for t in tensor_names(config)
@@ -339,14 +341,14 @@ def read_json_config(
       ValueError: there is none, or it is no JSON.
     """
     source = os.path.expanduser(os.fspath(source))
-    path = locate(source, "config.json", hub)
+    path = hub_files.locate(source, "config.json", hub)
     if path is None:
         where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
         raise ValueError(
             f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
             "Face's format"
         )
-    return _read_json(path)
+    return hub_files.read_json(path)
 
 
 @contextlib.contextmanager
@@ -355,24 +357,26 @@ def _opened(
     dtype: str,
     hub: Mapping[str, Any] = MappingProxyType({}),
     adapter: str | os.PathLike[str] | None = None,
-) -> Iterator[tuple[T5Config, "_Checkpoint"]]:
+) -> Iterator[tuple[Config, "_Checkpoint"]]:
     """Yields the config of a checkpoint and its open files, checked against each other."""
     source = os.path.expanduser(os.fspath(source))
-    find = functools.partial(locate, source, hub=hub)
+    find = functools.partial(hub_files.locate, source, hub=hub)
     described = read_json_config(source, hub)
     generation = find("generation_config.json")
     if generation is not None:  # special ids stand there too, and what stands there holds
-        found = _read_json(generation)
-        described |= {key: found[key] for key in IDS.values() if found.get(key) is not None}
+        found = hub_files.read_json(generation)
+        keys = (*IDS.values(), "bos_token_id")
+        described |= {key: found[key] for key in keys if found.get(key) is not None}
     config = dataclasses.replace(config_from_hf(described), dtype=dtype)
     with contextlib.ExitStack() as stack:
-        copies = (*ALIASES, HEAD) if config.tied_head and config.scale_logits else ALIASES
+        stored = _FORMATS[config.family]
+        embedding, head = stored.embedding(config), stored.head
         changes = None if adapter is None else _read_adapter(adapter)
-        checkpoint = _Checkpoint(_weight_files(source, find), copies, stack, changes)
-        has_both = HEAD in checkpoint.shapes and EMBEDDING in checkpoint.shapes
-        own_head = has_both and not checkpoint.same(HEAD, EMBEDDING)
+        checkpoint = _Checkpoint(_weight_files(source, find), config, stack, changes)
+        has_both = head in checkpoint.shapes and embedding in checkpoint.shapes
+        own_head = has_both and not checkpoint.same(head, embedding)
         # What an adapter does to a tied head it does not do to the embedding.
-        own_head |= changes is not None and HEAD in changes.names
+        own_head |= changes is not None and head in changes.names
         config = dataclasses.replace(config, tied_head=not own_head)
         _check(checkpoint, config)
         if changes is not None:
@@ -380,47 +384,18 @@ def _opened(
         yield config, checkpoint
 
 
-def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Returns the path of one file of a local directory or of a hub repository, None where it is missing."""
-    if os.path.isdir(source):
-        path = os.path.join(source, hub.get("subfolder") or "", name)
-        return path if os.path.isfile(path) else None
-    if os.path.isfile(source):
-        raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
-    if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
-        raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
-    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only
-
-    try:
-        return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{source!r} is neither a local directory nor a model that could be fetched from the hub: {error}"
-        ) from error
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): fetch or copy it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: fetch or copy it again")
-    return content
-
-
 def _read_adapter(source: str | os.PathLike[str]) -> adapters.Adapter:
     """Reads a LoRA adapter of a local directory or of a hub repository."""
     name = os.path.expanduser(os.fspath(source))
-    config, weights = locate(name, adapters.CONFIG), locate(name, adapters.WEIGHTS)
+    config, weights = hub_files.locate(name, adapters.CONFIG), hub_files.locate(name, adapters.WEIGHTS)
     if config is None or weights is None:
         absent = adapters.CONFIG if config is None else adapters.WEIGHTS
-        legacy = weights is None and locate(name, adapters.LEGACY) is not None
+        legacy = weights is None and hub_files.locate(name, adapters.LEGACY) is not None
         remedy = "load and save it with PEFT, safe_serialization=True" if legacy else "copy it again"
         raise ValueError(
             f"`adapter` must be the directory of a LoRA adapter, got {name}, which lacks {absent}; {remedy}"
         )
-    return adapters.read(name, _read_json(config), weights)
+    return adapters.read(name, hub_files.read_json(config), weights)
 
 
 def _weight_files(source: str, find: Callable[[str], str | None]) -> list[str]:
@@ -436,7 +411,7 @@ def _weight_files(source: str, find: Callable[[str], str | None]) -> list[str]:
             "--output=DIRECTORY` (it needs torch: pip install torch)"
         )
         raise ValueError(f"{source} has {remedy if legacy else f'neither {WEIGHTS} nor {INDEX}'}")
-    shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    shards = sorted(set(hub_files.read_json(index).get("weight_map", {}).values()))
     paths = {name: find(name) for name in shards}
     absent = [name for name, path in paths.items() if path is None]
     if absent or not shards:
@@ -450,12 +425,15 @@ class _Checkpoint:
     def __init__(
         self,
         paths: list[str],
-        copies: Sequence[str],
+        config: Config,
         stack: contextlib.ExitStack,
         adapter: adapters.Adapter | None = None,
     ):
         self._adapter = adapter
+        stored = _FORMATS[config.family]
+        embedding, head = stored.embedding(config), stored.head
         self._file_of: dict[str, Any] = {}
+        self._stored_as: dict[str, str] = {}  # name here -> name in the file, where another
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
             try:
@@ -464,17 +442,25 @@ class _Checkpoint:
                 raise ValueError(
                     f"{path} is truncated or corrupt ({error}): delete it, then fetch or copy it again"
                 ) from error
-            for name in file.keys():
+            for written in file.keys():
+                name = stored.canonical(written)
                 self._file_of[name] = file
-                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                self.shapes[name] = tuple(file.get_slice(written).get_shape())
+                if name != written:
+                    self._stored_as[name] = written
         # Some files hold the embedding under the name of a copy only.
-        found = [name for name in copies if name in self.shapes]
-        self._stored_as = {} if EMBEDDING in self.shapes or not found else {EMBEDDING: found[0]}
-        if adapter is not None and HEAD in adapter.names and HEAD not in self.shapes:
-            self._stored_as[HEAD] = self._stored_as.get(EMBEDDING, EMBEDDING)  # where the head was tied
-        for name, stored in self._stored_as.items():
-            if stored in self.shapes:
-                self._file_of[name], self.shapes[name] = self._file_of[stored], self.shapes[stored]
+        found = [name for name in stored.copies(config) if name in self.shapes]
+        if embedding not in self.shapes and found:
+            self._take(embedding, found[0])
+        # Where the head was tied, an adapter's is a copy of the embedding.
+        if adapter is not None and head in adapter.names and head not in self.shapes:
+            self._take(head, embedding)
+
+    def _take(self, name: str, other: str) -> None:
+        """Reads what is stored as `other`, if it is, where `name` is asked for."""
+        if other in self.shapes:
+            self._file_of[name], self.shapes[name] = self._file_of[other], self.shapes[other]
+            self._stored_as[name] = self._stored_as.get(other, other)
 
     def read(self, name: str) -> np.ndarray:
         """Returns a whole tensor as the file has it."""
@@ -503,30 +489,39 @@ class _Checkpoint:
         return self.shapes[name] == self.shapes[other] and np.array_equal(self.read(name), self.read(other))
 
 
-def _check(checkpoint: _Checkpoint, config: T5Config) -> None:
+def _check(checkpoint: _Checkpoint, config: Config) -> None:
     """Raises one ValueError that names every tensor that does not fit."""
-    shapes = checkpoint.shapes
+    shapes, stored = checkpoint.shapes, _FORMATS[config.family]
+    embedding, head, copies = stored.embedding(config), stored.head, stored.copies(config)
     wanted = {tensor.name: tensor.file_shape for tensor in tensor_names(config)}
-    accepted = {*wanted, *ALIASES, *IGNORED} | ({HEAD} if config.tied_head else set())
+    accepted = {*wanted, *copies} | ({head} if config.tied_head else set())
     missing = sorted(wanted.keys() - shapes.keys())
-    left_over = sorted(shapes.keys() - accepted)
+    left_over = sorted(name for name in shapes.keys() - accepted if not stored.is_ignored(name))
     problems = [f"missing: {', '.join(missing)}"] if missing else []
     problems += [f"left over: {', '.join(left_over)}"] if left_over else []
     for name in sorted(wanted.keys() & shapes.keys()):
         if shapes[name] != wanted[name]:
             problems.append(f"{name} has shape {shapes[name]}, config.json states {wanted[name]}")
-    for name in ALIASES:
-        if name in shapes and EMBEDDING in shapes and not checkpoint.same(name, EMBEDDING):
-            problems.append(f"{name} differs from {EMBEDDING}, whose copy it should be")
-    if any(".wi_0." in name for name in left_over):
-        problems.append('the weights have wi_0/wi_1: feed_forward_proj should be "gated-gelu" (v1.1)')
-    if any(".wi_0." in name for name in missing) and any(".wi." in name for name in left_over):
-        problems.append('the weights have wi, not wi_0/wi_1: feed_forward_proj should be "relu" (v1.0)')
-    tables = [name for name in left_over if "layer.0.SelfAttention.relative_attention_bias" in name]
-    if tables and not config.bias_in_every_layer:
-        problems.append('the weights have a bias in every layer: model_type should be "umt5"')
+    for name in copies:
+        both = name != head and name in shapes and embedding in shapes
+        if both and not checkpoint.same(name, embedding):
+            problems.append(f"{name} differs from {embedding}, whose copy it should be")
+    problems += stored.hints(missing, left_over, config)
     if problems:
         raise ValueError("the weights do not fit config.json: " + "; ".join(problems))
+
+
+def _t5_hints(missing: list[str], left_over: list[str], config: T5Config) -> list[str]:
+    """Returns what these names say of config.json."""
+    hints = []
+    if any(".wi_0." in name for name in left_over):
+        hints.append('the weights have wi_0/wi_1: feed_forward_proj should be "gated-gelu" (v1.1)')
+    if any(".wi_0." in name for name in missing) and any(".wi." in name for name in left_over):
+        hints.append('the weights have wi, not wi_0/wi_1: feed_forward_proj should be "relu" (v1.0)')
+    tables = [name for name in left_over if "layer.0.SelfAttention.relative_attention_bias" in name]
+    if tables and not config.bias_in_every_layer:
+        hints.append('the weights have a bias in every layer: model_type should be "umt5"')
+    return hints
 
 
 def _read(
@@ -552,7 +547,7 @@ def _read(
 # ---- writing
 
 
-def _to_tensors(config: T5Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+def _to_tensors(config: Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Returns the tensors of the file by name; one ValueError names every param that does not fit."""
     arrays, tensors = _by_path(params), list(tensor_names(config))
     wanted = {tensor.path: tensor.shape for tensor in tensors}
@@ -570,19 +565,20 @@ def _to_tensors(config: T5Config, params: dict[str, Any], dtype: str) -> dict[st
         array = np.asarray(arrays[tensor.path])
         array = array.reshape(tensor.file_shape[::-1]).T if tensor.kind == "transposed" else array
         result[tensor.name] = np.ascontiguousarray(array, dtype=jnp.dtype(dtype))
-    if config.tied_head and not config.scale_logits:  # see config_to_hf
-        result[HEAD] = result[EMBEDDING].copy()
+    stored = _FORMATS[config.family]
+    if stored.has_head_copy(config):
+        result[stored.head] = result[stored.embedding(config)].copy()
     return result
 
 
 def save(
     directory: str | os.PathLike[str],
-    config: T5Config,
+    config: Config,
     params: dict[str, Any],
     tokenizer: Any = None,
     dtype: str = "float32",
 ) -> None:
-    """Writes a checkpoint that `load` and `transformers` (4 and 5) read as the same model.
+    """Writes a checkpoint that `load` and `transformers` (for T5s 4 and 5) read as the same model.
 
     Files are written whole; config.json comes last, so a directory that has one is complete.
 
