@@ -26,7 +26,7 @@ from experiments.lib import columns, compilers, hlo, parse, results, start
 from experiments.lib.compilers import Slice
 from specjax import decode, drafters, loading, sharding
 from specjax.loading import Model
-from specjax.models import convert, heads, heads_io, t5
+from specjax.models import convert, families, heads, heads_io
 
 _TOPOLOGY = flags.DEFINE_list(
     "topology", ["v5e-8"], f"What to compile for, a row each: {', '.join(compilers.SLICES)}."
@@ -82,7 +82,7 @@ class _Outlines:
         )
 
 
-def _config(name: str) -> t5.T5Config:
+def _config(name: str) -> families.Config:
     if os.path.isdir(name):
         return convert.read_config(name, _DTYPE.value)
     return parse.shape(name, _DTYPE.value)

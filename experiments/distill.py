@@ -27,7 +27,7 @@ from experiments.lib import results, resuming, start, training
 from experiments.lib.training import FLAGS
 from specjax import GenerationConfig, data, drafters
 from specjax.loading import Model
-from specjax.models import convert, heads_io, t5
+from specjax.models import convert, families, heads_io
 from specjax.texts import check_vocabularies
 from specjax.training import checkpoints, distillation, loop, losses
 from specjax.training.state import Optimization, TrainState, abstract_state, init_state
@@ -97,7 +97,7 @@ def parse(arm: str) -> tuple[str, str]:
 
 def make_step(target: Model, draft: Model, optimization: Optimization, like: TrainState) -> Callable:
     """Returns a step of all --arms: `(Arms, arrays of a Batch) -> (Arms, mean loss)`."""
-    module = t5.T5(dataclasses.replace(draft.config, dropout_rate=0.0))
+    module = families.module(dataclasses.replace(draft.config, dropout_rate=0.0))
     teacher = distillation.make_teacher(target.network)
     on_policy = distillation.make_on_policy(draft.network, training.max_new_tokens())
     parsed = {arm: parse(arm) for arm in _ARMS.value}

@@ -1,4 +1,4 @@
-"""Trains a T5 from scratch, or fine-tunes one from a Hugging Face directory.
+"""Trains a T5 or a T5Gemma from scratch, or fine-tunes one from a Hugging Face directory.
 
   python -m experiments.train --flagfile=configs/train_captions_target.flags --data_dir=DATA
   python -m experiments.train --flagfile=configs/train_finetune.flags --data_dir=DATA --init_from=MODEL
@@ -23,7 +23,7 @@ from experiments.lib import measure, resuming, start, tasks, training
 from experiments.lib.training import FLAGS
 from specjax import api, data, loading, metrics, sharding
 from specjax.loading import Model
-from specjax.models import convert, t5
+from specjax.models import convert, families
 from specjax.training import checkpoints, loop
 from specjax.training.state import Optimization, TrainState, abstract_state, init_state
 
@@ -58,6 +58,13 @@ _PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one th
 _DEFAULTS = dict(d_model=384, d_kv=64, d_ff=1536, num_heads=6, num_layers=3, num_decoder_layers=6)
 for _name, _default in _DEFAULTS.items():
     flags.DEFINE_integer(_name, _default, f"Model shape: {_name}.")
+_FAMILY = flags.DEFINE_enum("family", "t5", families.FLAVOURS, "What is trained from scratch.")
+_KV_HEADS = flags.DEFINE_integer(
+    "num_kv_heads", None, "Heads of keys and values of a T5Gemma; default: --num_heads.", lower_bound=1
+)
+_WINDOW = flags.DEFINE_integer(
+    "window", 4096, "Tokens that every other layer of a T5Gemma sees.", lower_bound=1
+)
 
 Validate = Callable[[Any], dict[str, dict[str, float]]]
 
@@ -92,7 +99,7 @@ def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
     raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
 
 
-def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
+def initial_model(vocab_size: int) -> tuple[families.Config, Any]:
     """Returns the config, and float32 params before the first step, in the host's memory."""
     changes = {"dropout_rate": _DROPOUT.value, "dtype": _DTYPE.value}
     with jax.default_device(jax.devices("cpu")[0]):
@@ -105,13 +112,16 @@ def initial_model(vocab_size: int) -> tuple[t5.T5Config, Any]:
                 )
             return dataclasses.replace(config, **changes), params
         shape = {name: FLAGS[name].value for name in _DEFAULTS}
-        config = t5.T5Config(vocab_size=vocab_size, **shape, **changes)
-        ids = np.zeros((1, 8), np.int32)
-        params = jax.jit(t5.T5(config).init)(jax.random.key(FLAGS.seed), ids, ids == 0, ids)["params"]
+        if _KV_HEADS.value and FLAGS.num_heads % _KV_HEADS.value:
+            raise ValueError(f"--num_kv_heads={_KV_HEADS.value} must divide --num_heads={FLAGS.num_heads}")
+        grouped = dict(num_kv_heads=_KV_HEADS.value, window=_WINDOW.value)
+        config = dataclasses.replace(families.sized(_FAMILY.value, vocab_size, **shape, **grouped), **changes)
+        ids, init = np.zeros((1, 8), np.int32), jax.jit(families.module(config).init)
+        params = init(jax.random.key(FLAGS.seed), ids, ids == 0, ids)["params"]
     return config, params
 
 
-def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
+def make_validate(module: families.Module, mesh: Any, tokenizer: Any) -> Validate:
     """Returns a function from params to `{"loss": ..., "quality": ...}`, each a value per task.
 
     Losses are in nats per token; the quality of greedy outputs (BLEU, or ROUGE-Lsum in percent) is there
@@ -139,7 +149,7 @@ def make_validate(module: t5.T5, mesh: Any, tokenizer: Any) -> Validate:
     def validate(params: Any) -> dict[str, dict[str, float]]:
         found = {"loss": {name: evaluate(params, batches[name]) for name in texts}}
         if _NUM_DECODED.value:
-            model = Model(t5.T5Network(params, module.config), tokenizer)
+            model = Model(families.network(params, module.config), tokenizer)
             found["quality"] = {name: quality(name, model) for name in texts}
         return found
 
@@ -223,7 +233,7 @@ def main(console: Console) -> None:
         texts = training_texts()
         tokenizer = load_tokenizer(texts)
         config, params = initial_model(len(tokenizer))
-        module = t5.T5(config)
+        module = families.module(config)
         validate = make_validate(module, mesh, tokenizer)
     batches = data.stream(
         texts,
@@ -232,6 +242,7 @@ def main(console: Console) -> None:
         shapes=training.shapes(),
         seed=FLAGS.seed,
         truncate_sources=FLAGS.truncate_sources,
+        encode_targets=training.target_encoder(tokenizer),
     )
     console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(texts)} training pairs")
     saved = checkpoints.Checkpoints(FLAGS.output)

@@ -20,11 +20,11 @@ from rich.console import Console
 from experiments.lib import compilers, measure, parse, results, start, synthetic
 from specjax import acceptance, analysis, drafters
 from specjax.decode import Request
-from specjax.models import t5
+from specjax.models import families, t5
 from specjax.types import Network
 
 _TARGET = flags.DEFINE_string(
-    "target", "t5-small", f"Shape of the target: {', '.join(t5.PRESETS)}; or LAYERSxWIDTH, as in 1x256."
+    "target", "t5-small", f"Shape of the target: {', '.join(families.PRESETS)}; or LAYERSxWIDTH, as in 1x256."
 )
 _DRAFTS = flags.DEFINE_list("draft", [], "Shapes of drafts, the same way.")
 _ALPHAS = flags.DEFINE_list("alpha", ["0.5", "0.65", "0.8"], "Chances of acceptance that are forced.")

@@ -151,13 +151,13 @@ def memory(
     """Returns what one model takes.
 
     Args:
-      config: its shape (`T5Config`).
+      config: its shape (`families.Config`).
       num_params: weights, each of `bytes_per_number` bytes.
       batch_size, num_source, num_slots: B, S, T.
       num_new: N, tokens of a decoder call: K + 1 for a target, 1 for a draft.
     """
-    num_bytes, heads = num_params * bytes_per_number, config.num_heads
-    return _memory(config, num_bytes, batch_size, heads, num_source, num_slots, num_new, bytes_per_number)
+    sizes = batch_size, config.num_kv_heads, config.vocab_size, num_source, num_slots, num_new
+    return _memory(config, num_params * bytes_per_number, *sizes, bytes_per_number)
 
 
 def _memory(
@@ -165,14 +165,15 @@ def _memory(
     num_bytes: int,
     rows: int,
     heads: int,
+    vocab_size: int,
     num_source: int,
     num_slots: int,
     num_new: int,
     itemsize: int,
 ) -> Memory:
-    """Returns what `num_bytes` of weights, `rows` of the batch and `heads` of the model take."""
+    """Returns what `num_bytes` of weights, `rows` of the batch, `heads` of keys and parts of logits take."""
     width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
-    logits = 2 * rows * num_new * (config.vocab_size * heads // config.num_heads) * 4
+    logits = 2 * rows * num_new * vocab_size * 4
     return Memory(num_bytes, width * num_slots, width * num_source, logits)
 
 
@@ -204,20 +205,23 @@ class Call(NamedTuple):
 def decoder_call(
     config: Any, *, num_new: int, batch_size: int, num_source: int, num_cached: int, bytes_per_number: int
 ) -> Call:
-    """Returns the cost of one call of a T5's decoder and head.
+    """Returns the cost of one call of a decoder and its head.
 
     Kernels of cross-attention keys and values are read once per source, not here.
 
     Args:
-      config: its shape (`T5Config`).
+      config: its shape (`families.Config`).
       num_new: N, tokens of the call.
       batch_size, num_source, num_cached: B, S, tokens in the cache.
     """
     inner, layers = config.num_heads * config.d_kv, config.num_decoder_layers
-    per_layer = 6 * config.d_model * inner + (3 if config.gated else 2) * config.d_model * config.d_ff
+    of_keys = config.num_kv_heads * config.d_kv
+    # Queries and outputs of each attention, keys and values of the tokens.
+    attention = 2 * inner * (2 if config.has_cross_kernels else 1) + 2 * of_keys
+    per_layer = config.d_model * (attention + (3 if config.gated else 2) * config.d_ff)
     weights = layers * per_layer + config.d_model * config.vocab_size
-    cached, crossed = (2 * batch_size * layers * inner * length for length in (num_cached, num_source))
-    attended = 2 * num_new * (cached + crossed)
+    cached, crossed = (2 * batch_size * layers * of_keys * length for length in (num_cached, num_source))
+    attended = 2 * num_new * (cached + crossed) * (inner // of_keys)
     reads = [float(number * bytes_per_number) for number in (weights, cached, crossed)]
     return Call(reads[0], reads[1], reads[2], float(2 * batch_size * num_new * weights + attended))
 
@@ -235,15 +239,17 @@ def memory_per_device(
     """Returns what one model takes of each device of a mesh; nothing need be loaded.
 
     Args:
-      config: its shape (`T5Config`).
+      config: its shape (`families.Config`).
       params: arrays or their shapes, each with its sharding (`loading.outline`).
-      cache_sharding: of keys and values `[B, H, ...]` (`sharding.of_cache`). Where it divides heads, the
-        vocabulary is divided too.
+      cache_sharding: of keys and values `[B, H, ...]` (`sharding.of_cache`). Logits are divided as the
+        embedding is.
       batch_size, num_source, num_slots, num_new: as of `memory`; B of all devices together.
     """
-    rows, heads = cache_sharding.shard_shape((batch_size, config.num_heads))
+    rows, heads = cache_sharding.shard_shape((batch_size, config.num_kv_heads))
+    embedding = params["embedding"]
+    vocab_size, _ = embedding.sharding.shard_shape(embedding.shape)
     num_bytes, itemsize = 0, 0
     for leaf in jax.tree.leaves(params):
         itemsize = leaf.dtype.itemsize
         num_bytes += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    return _memory(config, num_bytes, rows, heads, num_source, num_slots, num_new, itemsize)
+    return _memory(config, num_bytes, rows, heads, vocab_size, num_source, num_slots, num_new, itemsize)

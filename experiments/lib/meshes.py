@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.lib import parse
 from specjax import analysis, loading, sharding
-from specjax.models import t5
+from specjax.models import families
 
 
 def define_flags() -> None:
@@ -58,7 +58,7 @@ def is_first() -> bool:
 def show_memory(
     console: Console,
     mesh: Mesh,
-    models: Sequence[tuple[str, t5.T5Config, sharding.Rules, int]],
+    models: Sequence[tuple[str, families.Config, sharding.Rules, int]],
     *,
     batch_size: int,
     num_source: int,
@@ -80,11 +80,39 @@ def show_memory(
         f"memory of each of {mesh.size} devices (data x model = {'x'.join(map(str, mesh.devices.shape))}):"
     )
     for name, config, rules, num_new in models:
-        params, place = loading.outline(config, mesh, rules).params, sharding.of_cache(mesh, rules)
-        memory = analysis.memory_per_device(config, params, place, num_new=num_new, **sizes)
+        network = loading.outline(config, mesh, rules).network
+        place = network.cache_sharding
+        memory = analysis.memory_per_device(config, network.params, place, num_new=num_new, **sizes)
         gib = {part: size / 2**30 for part, size in (*memory._asdict().items(), ("total", memory.total))}
         console.print(f"  {name}: {', '.join(f'{part} {size:.3f}' for part, size in gib.items())} GiB")
         rows.append({"model": name, **{f"{part}_gib": size for part, size in gib.items()}})
         together += gib["total"]
     console.print(f"  together {together:.2f} GiB, activations of a call and of the encoder not counted")
     return rows
+
+
+def show_source_memory(
+    console: Console, config: families.Config, mesh: Mesh, num_rows: int, num_together: int, width: int
+) -> None:
+    """Prints what sources of `width` tokens take of all devices, before a model is loaded.
+
+    Args:
+      config: of the target.
+      num_rows, num_together: rows in the cache, and rows that are encoded together.
+
+    Raises:
+      ValueError: it is more than there is.
+    """
+    sizes = dict(num_params=0, batch_size=num_rows, num_source=width, num_slots=0, num_new=0)
+    cross = analysis.memory(config, **sizes).cross / 2**30
+    scores = 4 * num_together * config.num_heads * width**2 / 2**30
+    console.print(
+        f"sources of up to {width} tokens: {cross:.2f} GiB of keys and values for {num_rows} rows, and "
+        f"{scores:.2f} GiB of attention scores in an encoder layer, {num_together} rows at a time"
+    )
+    available = sharding.memory_bytes(mesh.devices.ravel().tolist())
+    if available is not None and cross + scores > available / 2**30:
+        raise ValueError(
+            f"sources of {width} tokens take {cross + scores:,.0f} GiB of {available / 2**30:,.0f}: lower "
+            "--batch_size, or --max_source_length with --truncate"
+        )

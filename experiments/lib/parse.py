@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from specjax import acceptance
-from specjax.models import convert, t5
+from specjax.models import convert, families
 from specjax.types import AcceptanceRule
 
 
@@ -15,6 +15,12 @@ def define_dtype() -> flags.FlagHolder[str | None]:
     return flags.DEFINE_enum(
         "dtype", None, convert.DTYPES, "Compute dtype; default float32 on CPU, bfloat16 elsewhere."
     )
+
+
+def define_seed() -> flags.FlagHolder[int]:
+    """Defines --seed."""
+    most = 2**32 - 1
+    return flags.DEFINE_integer("seed", 0, "Of everything drawn.", lower_bound=0, upper_bound=most)
 
 
 def numbers(flag: str, values: Sequence[str]) -> list[float]:
@@ -61,19 +67,17 @@ def mesh(text: str) -> tuple[int, int]:
     return found
 
 
-def shape(name: str, dtype: str, family: t5.T5Config = t5.PRESETS["t5-small"]) -> t5.T5Config:
+def shape(name: str, dtype: str, family: families.Config = families.PRESETS["t5-small"]) -> families.Config:
     """Returns a preset, or a smaller relative of `family`: "1x256" has one layer on each side, 256 wide.
 
     Raises:
       ValueError: it is neither.
     """
-    if name in t5.PRESETS:
-        return dataclasses.replace(t5.PRESETS[name], dtype=dtype)
+    if name in families.PRESETS:
+        return dataclasses.replace(families.PRESETS[name], dtype=dtype)
     if (found := _two(name)) is None:
-        raise ValueError(f"{name!r} is no shape: give one of {', '.join(t5.PRESETS)}, or LAYERSxWIDTH")
-    layers, width = found
-    size = dict(d_model=width, d_ff=4 * width, num_heads=max(1, width // 64), d_kv=64)
-    return dataclasses.replace(family, **size, num_layers=layers, num_decoder_layers=layers, dtype=dtype)
+        raise ValueError(f"{name!r} is no shape: give one of {', '.join(families.PRESETS)}, or LAYERSxWIDTH")
+    return family.resized(*found, dtype)
 
 
 def rule(text: str) -> AcceptanceRule:

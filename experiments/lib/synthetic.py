@@ -14,7 +14,7 @@ import numpy as np
 from specjax import acceptance, decode
 from specjax.drafters.base import DrafterWrapper
 from specjax.draws import Stream
-from specjax.models import t5
+from specjax.models import families, t5
 from specjax.types import AcceptanceResult, AcceptanceRule, Context, Draft, Draws, Network
 
 
@@ -23,16 +23,16 @@ def default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-def network(config: t5.T5Config, seed: int) -> t5.T5Network:
+def network(config: families.Config, seed: int) -> t5.T5Network:
     """Returns a network with initial params, made on the device in the dtype of the computation."""
     ids = jnp.zeros((1, 8), jnp.int32)
 
     @jax.jit
     def init(key: jax.Array) -> Any:
-        params = t5.T5(config).init(key, ids, ids == 0, ids)["params"]
+        params = families.module(config).init(key, ids, ids == 0, ids)["params"]
         return jax.tree.map(lambda x: x.astype(config.dtype), params)
 
-    return t5.T5Network(init(jax.random.key(seed)), config)
+    return families.network(init(jax.random.key(seed)), config)
 
 
 def request(target: Network, size: tuple[int, int], **options: Any) -> decode.Request:

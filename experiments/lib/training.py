@@ -125,7 +125,8 @@ def tokenized(split: str, count: int, tokenizer: Any) -> list[data.Pair]:
 
 def tokenize(texts: Sequence[data.TextPair], tokenizer: Any) -> list[data.Pair]:
     """Returns those pairs that --buckets has room for."""
-    return data.tokenize(texts, encoder(tokenizer), shapes()[-1], FLAGS.truncate_sources)
+    encoders = encoder(tokenizer), target_encoder(tokenizer)
+    return data.tokenize(texts, encoders[0], shapes()[-1], FLAGS.truncate_sources, encoders[1])
 
 
 def batches(start_step: int, *kinds: Sequence[data.Pair]) -> Iterator[list[data.Batch]]:
@@ -140,5 +141,15 @@ def batches(start_step: int, *kinds: Sequence[data.Pair]) -> Iterator[list[data.
 
 
 def encoder(tokenizer: Any) -> data.Encode:
-    """Returns a function from texts to ids."""
+    """Returns a function from texts to the ids of sources."""
     return lambda texts: tokenizer(list(texts)).input_ids
+
+
+def target_encoder(tokenizer: Any) -> data.Encode:
+    """Returns the same for targets: no token before the text, the end token behind it."""
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        rows = tokenizer(list(texts), add_special_tokens=False).input_ids
+        return [[*row, tokenizer.eos_token_id] for row in rows]
+
+    return encode

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, the end token included
+Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, those of targets with the end token
 Shape = tuple[int, int]  # (S, N) of a batch
 SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # values of S for what is decoded
 WINDOW = 32  # batches whose pairs are sorted by length together
@@ -16,7 +16,7 @@ WINDOW = 32  # batches whose pairs are sorted by length together
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One tokenised example: source and target ids, each with its end token."""
+    """One tokenised example: source ids, and target ids with their end token."""
 
     source: list[int]
     target: list[int]
@@ -44,17 +44,23 @@ class Batch:
 
 
 def tokenize(
-    pairs: Sequence[tuple[str, str]], encode: Encode, largest: Shape, truncate_sources: bool = False
+    pairs: Sequence[tuple[str, str]],
+    encode: Encode,
+    largest: Shape,
+    truncate_sources: bool = False,
+    encode_targets: Encode | None = None,
 ) -> list[Pair]:
     """Encodes text pairs and drops those with an empty side or more ids than the `largest` shape holds.
 
-    With `truncate_sources`, long sources are cut instead, their end token kept.
+    With `truncate_sources`, long sources are cut instead, and an end token is kept: what ends targets.
+    `encode_targets` is for tokenizers that end no text, or begin each (Gemma's); None: `encode`.
     """
     max_source, max_target = largest
     sources = encode([source for source, _ in pairs])
-    targets = encode([target for _, target in pairs])
+    targets = (encode_targets or encode)([target for _, target in pairs])
     if truncate_sources:
-        sources = [truncate(source, max_source) for source in sources]
+        ends = {target[-1] for target in targets if target}
+        sources = [truncate(x, max_source) if x[-1:] and x[-1] in ends else x[:max_source] for x in sources]
     return [
         Pair(s, t)
         for s, t in zip(sources, targets, strict=True)

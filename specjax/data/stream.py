@@ -63,9 +63,10 @@ class _Batching:
     seed: int
     truncate_sources: bool
     window: int  # pairs of a full window
+    encode_targets: Encode | None = None
 
     def batches(self, number: int, texts: Sequence[tuple[str, str]]) -> list[Batch]:
-        pairs = tokenize(texts, self.encode, self.shapes[-1], self.truncate_sources)
+        pairs = tokenize(texts, self.encode, self.shapes[-1], self.truncate_sources, self.encode_targets)
         rows = alike(pairs, self.batch_size, self.shapes)
         if not rows and len(texts) == self.window:
             raise ValueError(
@@ -87,6 +88,7 @@ def stream(
     truncate_sources: bool = False,
     process_index: int = 0,
     process_count: int = 1,
+    encode_targets: Encode | None = None,
 ) -> Stream:
     """Endless training batches of text pairs, each process with a share of its own.
 
@@ -95,13 +97,14 @@ def stream(
 
     Args:
       texts: such as `load(...).pairs`; indexed, never listed, so it may be larger than memory.
-      encode: texts -> ids, the end token included. Called on two lists a window.
+      encode: texts -> ids. Called on two lists a window.
       batch_size: pairs a batch, in this process.
       shapes: allowed (S, N), growing in both; a program is compiled for each.
       seed: of the order.
       truncate_sources: cuts sources to the largest S, their end token kept; otherwise a pair with a
         longer one is dropped. Longer targets always are.
       process_index, process_count: `jax.process_index()` and `jax.process_count()`.
+      encode_targets: see `tokenize`.
 
     Raises:
       ValueError: no such process; too few pairs; shapes that do not grow; more than one shape
@@ -109,7 +112,7 @@ def stream(
     """
     _check(len(texts), batch_size, shapes, process_index, process_count)
     window = min(WINDOW * batch_size, len(range(process_index, len(texts), process_count)))
-    batching = _Batching(encode, batch_size, shapes, seed, truncate_sources, window)
+    batching = _Batching(encode, batch_size, shapes, seed, truncate_sources, window, encode_targets)
     settings = {
         "num_pairs": len(texts),
         "batch_size": batch_size,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import specjax
+from specjax import api, decode, sharding, tree
 from specjax import cache as cache_lib
-from specjax import decode, sharding, tree
 from specjax.drafters import (
     EagleDrafter,
     EagleTreeDrafter,
@@ -218,6 +220,26 @@ def test_a_tensor_that_is_missing_or_left_over_is_named(tmp_path):
     named = "missing: model.encoder.norm.weight; left over: model.decoder.layers.0.other"
     with pytest.raises(ValueError, match=named):
         convert.load(tmp_path)
+
+
+def test_sources_begin_as_gemmas_tokenizer_begins_them_and_are_cut_where_it_ends_none(tmp_path):
+    from tokenizers import processors
+    from transformers import GemmaTokenizer
+
+    shutil.copytree(GOLDEN / "t5gemma_1", tmp_path, dirs_exist_ok=True)
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *"abcdefghijklmnop", "ab"]
+    tokenizer = GemmaTokenizer(vocab={x: i for i, x in enumerate(pieces)}, merges=[("a", "b")])
+    begin = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    tokenizer.backend_tokenizer.post_processor = begin
+    tokenizer.save_pretrained(tmp_path)
+    target = specjax.load(tmp_path, "float32")
+    assert target.num_ids == len(pieces) and target.tokenizer("ab d").input_ids == [2, 22, 5, 9]
+    prompts = ["abcd e f ijk", "d"]
+    ids, mask = api.encode_sources(target, [prompt[:6] for prompt in prompts])
+    np.testing.assert_array_equal(ids[mask], [2, 22, 8, 9, 5, 10, 2, 9])
+    cut = specjax.generate(target, prompts, max_new_tokens=6, max_source_length=6, truncate=True)
+    plain = decode.generate(target.network, ids, mask, max_new_tokens=6)
+    assert cut.token_ids == [row[:n].tolist() for row, n in zip(plain.tokens, plain.length, strict=True)]
 
 
 @pytest.mark.parametrize(
