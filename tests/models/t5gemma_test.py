@@ -353,3 +353,25 @@ def test_every_drafter_gives_the_tokens_of_autoregressive_decoding(version, name
     assert output.stats.num_drafted.sum() > 0 or name == "lookup"
     if name in ("chain", "tree", "int8"):
         assert output.stats.accepted.sum() > 0
+
+
+def test_on_a_mesh_tokens_are_those_of_one_device():
+    """Queries are divided over two devices, their one head of keys is whole on both, and so is the draft."""
+    shape = config(2)
+    sides = {
+        name: dataclasses.replace(getattr(shape, name), num_kv_heads=1) for name in ("encoder", "decoder")
+    }
+    target, mesh = random_network(dataclasses.replace(shape, **sides)), sharding.make_mesh(1, 2)
+
+    def placed(network, rules):
+        params = jax.device_put(network.params, sharding.param_shardings(network.params, mesh, rules))
+        place = sharding.of_cache(mesh, rules, num_heads=1)
+        return network.replace(params=params, cache_sharding=place)
+
+    divided = placed(target, sharding.T5_RULES)
+    attention = divided.params["decoder_layers_0"]["attention"]
+    assert attention["k"].is_fully_replicated and not attention["q"].is_fully_replicated
+    draft = placed(draft_of(target), sharding.REPLICATED)
+    output = generate(divided, ModelDrafter(draft, 3))
+    np.testing.assert_array_equal(output.tokens, generate(target).tokens)
+    assert output.stats.accepted.sum() > 0
