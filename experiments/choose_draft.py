@@ -38,7 +38,7 @@ _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Each is a ranking o
 _DTYPE = parse.define_dtype()
 _MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns of candidates at their best K.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 

@@ -3,16 +3,21 @@
   python -m experiments.generate --flagfile=configs/demo.flags
   python -m experiments.generate --target=DIR --draft=DIR --input=my.txt --output=out
   python -m experiments.generate --target=DIR --input=many.txt --output=out --nocompare --batch_size=32
+  python -m experiments.generate --target=DIR --input=news.jsonl.gz --input_field=article --output=out \
+    --nocompare --max_source_length=2048
+  cat my.txt | python -m experiments.generate --target=DIR --nocompare --temperature=0 > translated.txt
 
 Prints every translation and whether it is the target's own, then one table: autoregressive against
 speculative decoding, measured in turns. Without --draft the target decodes autoregressively. With --nocompare
 each source is decoded once, thousands of them: rows that finish get the next source, and a run that was
-killed goes on where it was.
+killed goes on where it was. Without --output its outputs go to standard output, all else to standard error.
+Line n of the outputs answers line n of --input, or its record n; --output holds them as output.txt, and as
+output.jsonl with the number of the line, the record's id, ids of tokens, their log-probabilities, why the
+output ended, and tokens per target call.
 """
 
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 
@@ -32,106 +37,136 @@ from experiments.lib import (
     measure,
     meshes,
     options,
+    outputs,
     parse,
     progress,
     results,
     round_trace,
+    sources,
     start,
 )
 from experiments.lib.compare import Comparison, References, Row
-from specjax import api, data, sharding
+from specjax import GenerationConfig, api, corpus, data, decode, loading, sharding
 from specjax.decode import Generation
 from specjax.loading import Model
 from specjax.models import convert
-from specjax.texts import MAX_SOURCE_LENGTH, check_vocabularies
+from specjax.texts import MAX_SOURCE_LENGTH, Output, check_vocabularies
 from specjax.types import Drafter
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way; none: autoregressive decoding.")
-_INPUT = flags.DEFINE_string("input", "-", "File with one source a line (.gz too); - reads standard input.")
+_INPUT = flags.DEFINE_string(
+    "input", "-", "Sources: a file of lines, or of JSON lines, CSV or TSV, .gz too; - reads standard input."
+)
+_ID_FIELD = flags.DEFINE_string(
+    "id_field", "id", "Field of --input that output.jsonl repeats, if it is there."
+)
 _REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: quality is reported.")
+_REFERENCE_FIELD = flags.DEFINE_string("reference_field", None, "Field of --input that is the reference.")
 _METRIC = flags.DEFINE_enum("metric", "bleu", ["bleu", "rouge"], "Which, of --references.")
 _PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=1)
-_TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are too long instead of raising an error.")
+_GENERATION_CONFIG = flags.DEFINE_string(
+    "generation_config",
+    None,
+    "Directory or hub id whose generation_config.json states the options; flags that are given win.",
+)
+_MAX_SOURCE_LENGTH = flags.DEFINE_integer(
+    "max_source_length", MAX_SOURCE_LENGTH, "The most tokens of a source.", lower_bound=1
+)
+_TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are longer, in place of an error.")
 _DTYPE = parse.define_dtype()
-_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_SEED = parse.define_seed()
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
 _COMPARE = flags.DEFINE_bool("compare", True, "Decode autoregressively as well, and measure both.")
 _SHOW = flags.DEFINE_integer("show", 50, "Translations printed.", lower_bound=0)
 _ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn.", lower_bound=0)
-_OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and output.txt.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory for results.json, table.md, output.txt and output.jsonl."
+)
+_OUTPUT_FORMAT = flags.DEFINE_enum(
+    "output_format",
+    "lines",
+    outputs.FORMATS,
+    "Of what --nocompare without --output prints: see output.jsonl.",
+)
 meshes.define_flags()
 JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
 _CALL = 16  # tokens of a target call that the memory printed before loading has room for
 
 
-def read_sources() -> list[str]:
-    """Returns the lines asked for; blank ones stay, so that line n of the output answers line n.
+def read_input() -> tuple[list[sources.Line], list[str]]:
+    """Returns the lines asked for, and their texts; blank ones stay, so that line n answers line n.
 
     Raises:
       ValueError: there is no text.
     """
-    lines = data.split_lines(sys.stdin.read()) if _INPUT.value == "-" else data.read_lines(_INPUT.value)
-    lines = lines[: _NUM_EXAMPLES.value]
-    if not any(line.strip() for line in lines):
-        raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
-    return lines
+    lines = sources.read(_INPUT.value, _NUM_EXAMPLES.value)
+    texts = sources.texts(_INPUT.value, lines)
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"{sources.name(_INPUT.value)}: there is no text in it; give one source a line")
+    return lines, texts
 
 
-def references(lines: Sequence[str]) -> References | None:
-    """Returns --references of the `lines` that have a source; None: there are none.
+def references(lines: Sequence[sources.Line], texts: Sequence[str]) -> References | None:
+    """Returns the references of the lines whose `texts` are not blank; None: there are none.
 
     Raises:
       ValueError: not one for each line of --input.
     """
-    if not _REFERENCES.value:
+    path, field = _REFERENCES.value, _REFERENCE_FIELD.value
+    if path and field:
+        raise ValueError(f"--reference_field={field} is of --input: leave out --references={path}")
+    if path:
+        answers = data.read_lines(path)[: _NUM_EXAMPLES.value]
+    elif field:
+        answers = sources.texts(_INPUT.value, lines, field)
+    else:
         return None
-    answers = data.read_lines(_REFERENCES.value)[: _NUM_EXAMPLES.value]
-    if len(lines) != len(answers):
+    if len(texts) != len(answers):
         raise ValueError(
-            f"--references={_REFERENCES.value} has {len(answers)} lines, --input={_INPUT.value} has "
-            f"{len(lines)}: line n of one must answer line n of the other"
+            f"--references={path} has {len(answers)} lines, {sources.name(_INPUT.value)} has {len(texts)}: "
+            "line n of one must answer line n of the other"
         )
-    answered = [answer for line, answer in zip(lines, answers, strict=True) if line.strip()]
+    answered = [answer for text, answer in zip(texts, answers, strict=True) if text.strip()]
     return References(answered, _METRIC.value)
 
 
 def show_rows(
     console: Console,
-    sources: Sequence[str],
+    asked: Sequence[str],
     texts: Sequence[str],
     generation: Generation | None = None,
     differing: Sequence[compare.Difference] = (),
 ) -> None:
     """Prints source and translation; of a speculative arm, whether it is the target's own, and its tau."""
     changed = {difference.row for difference in differing}
-    for i, (source, text) in enumerate(zip(sources[: _SHOW.value], texts, strict=False)):
+    for i, (source, text) in enumerate(zip(asked[: _SHOW.value], texts, strict=False)):
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
         if generation is not None:
             same = "[red]differs from[/red]" if i in changed else "identical to"
             tau = np.asarray(generation.stats.tau)[i]
             counts = f"{generation.length[i]} tokens, {tau:.2f} a target call"
             console.print(f"  {same} autoregressive decoding, {counts}", style="dim")
-    if 0 < _SHOW.value < len(sources):
-        console.print(f"... and {len(sources) - _SHOW.value} more")
+    if 0 < _SHOW.value < len(asked):
+        console.print(f"... and {len(asked) - _SHOW.value} more")
 
 
 def show_rounds(comparison: Comparison, drafter: Drafter, sampled: bool, name: str) -> None:
     """Draws the rounds of the first --show_rounds sources; into `name`.html, if there is an --output."""
-    sources = comparison.sources[: _ROUNDS.value]
-    requests = [comparison.build(drafter, [source], i)[0] for i, source in enumerate(sources)]
+    first = comparison.sources[: _ROUNDS.value]
+    requests = [comparison.build(drafter, [source], i)[0] for i, source in enumerate(first)]
     path = pathlib.Path(_OUTPUT.value) / f"{name}.html" if _OUTPUT.value and meshes.is_first() else None
     round_trace.show(comparison.console, comparison.target.tokenizer, requests, sampled, path)
 
 
-def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], list[str]]:
-    """Runs both arms at one temperature; returns a row for each K, and the last speculative texts."""
-    console, sources = comparison.console, comparison.sources
+def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
+    """Runs both arms at one temperature; returns a row for each K, and the last speculative outputs."""
+    console = comparison.console
     console.rule(f"temperature {temperature:g}")
     plain = comparison.run(None, "autoregressive")
     rows: list[Row] = []
@@ -139,7 +174,7 @@ def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], lis
         if _ROUNDS.value and not rows and column.drafter is not None:
             show_rounds(comparison, column.drafter, plain.sampled, f"rounds_t{temperature:g}")
         if not plain.sampled and not rows:
-            show_rows(console, sources, column.texts, column.arm.generation, column.differing)
+            show_rows(console, comparison.sources, column.texts, column.arm.generation, column.differing)
         for d in column.differing:
             kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
             console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
@@ -147,22 +182,22 @@ def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], lis
         row |= {"batch_size": _BATCH_SIZE.value, "dtype": comparison.target.config.dtype, "seed": _SEED.value}
         row |= {**column.row, "compile_s_target_alone": round(plain.first_s, 1)}
         rows.append(row | {"compile_s_speculative": round(column.arm.first_s, 1)})
-    return rows, column.texts
+    return rows, api.to_output(comparison.target.tokenizer, column.arm.generation)
 
 
-def autoregressive(comparison: Comparison, temperature: float) -> tuple[list[Row], list[str]]:
-    """Returns the target's text without a draft, and its quality."""
+def autoregressive(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
+    """Returns the target's outputs without a draft, and their quality."""
     generation = comparison.run(None, "autoregressive").generation
-    texts = compare.texts_of(comparison.target, generation)
-    show_rows(comparison.console, comparison.sources, texts)
-    row = compare.counts(generation, False, False) | compare.quality(texts, comparison.references)
-    return [{"temperature": temperature, **row}], texts
+    output = api.to_output(comparison.target.tokenizer, generation)
+    show_rows(comparison.console, comparison.sources, output.texts)
+    row = compare.counts(generation, False, False) | compare.quality(output.texts, comparison.references)
+    return [{"temperature": temperature, **row}], output
 
 
-def once(comparison: Comparison, temperature: float) -> tuple[list[Row], list[str]]:
+def once(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
     """Decodes every source once, by the first of --num_draft and --temperature."""
     console, target, draft = comparison.console, comparison.target, comparison.draft
-    sources, column = comparison.sources, columns.columns()[0]
+    total, column = len(comparison.sources), columns.columns()[0]
     asked = draft or not columns.needs_draft(column) or flags.FLAGS["num_draft"].present
     drafter = columns.drafter(target, draft, column) if asked else None
     journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
@@ -170,92 +205,156 @@ def once(comparison: Comparison, temperature: float) -> tuple[list[Row], list[st
         console.print(
             f"kept in {journal} until all is done: if killed, the same command goes on", soft_wrap=True
         )
-    started, num_tokens = time.perf_counter(), 0
+    started, num_done, num_tokens = time.perf_counter(), 0, 0
 
     def report(done: int, so_far: int) -> None:
-        nonlocal num_tokens
-        num_tokens = so_far
+        nonlocal num_done, num_tokens
+        num_done, num_tokens = done, so_far
         show(done, so_far)
 
-    with progress.tokens(len(sources), "decoding", console) as show:
-        output = api.generate_all(
-            target,
-            sources,
-            batch_size=comparison.batch_size,
-            drafter=drafter,
-            rule=comparison.rule,
-            config=comparison.config,
-            truncate=comparison.truncate,
-            journal=journal,
-            on_progress=report,
-        )
-    total = output.stats.total()
+    try:
+        with progress.tokens(total, "decoding", console) as show:
+            output = api.generate_all(
+                target,
+                comparison.sources,
+                batch_size=comparison.batch_size,
+                drafter=drafter,
+                rule=comparison.rule,
+                config=comparison.config,
+                truncate=comparison.truncate,
+                journal=journal,
+                on_progress=report,
+            )
+    except KeyboardInterrupt as interrupt:
+        kept = f"{num_done} of {total} outputs are kept in {journal}: the same command goes on from there"
+        lost = f"the {num_done} of {total} outputs are lost: with --output=DIRECTORY they are kept"
+        raise KeyboardInterrupt(kept if journal is not None else lost) from interrupt
+    stats = output.stats.total()
     row = {"temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value}
-    row |= {"num_examples": len(sources), "num_tokens": int(total.num_emitted[0])}
-    row |= {"tokens_per_target_call": float(total.tau[0]), "num_tokens_of_this_run": num_tokens}
+    row |= {"num_examples": total, "num_tokens": int(stats.num_emitted[0])}
+    row |= {"tokens_per_target_call": float(stats.tau[0]), "num_tokens_of_this_run": num_tokens}
     row |= {"seconds_of_this_run": time.perf_counter() - started, "compile_s": start.compile_seconds()}
-    return [row | compare.quality(output.texts, comparison.references)], output.texts
+    return [row | compare.quality(output.texts, comparison.references)], output
 
 
-def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
-    """Loads target and draft; on a mesh, what they will take of each device is printed first."""
+def asked_models() -> dict[str, tuple[str, sharding.Rules]]:
+    """Returns name and rules of --target, and of --draft if there is one."""
     asked = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
-    asked = {who: (name, rules) for who, (name, rules) in asked.items() if name}
-    started, dtype = time.perf_counter(), _DTYPE.value
+    return {who: (name, rules) for who, (name, rules) in asked.items() if name}
+
+
+def check_before_loading(
+    console: Console, mesh: Mesh | None, lines: Sequence[sources.Line], texts: Sequence[str], limit: int
+) -> None:
+    """Raises a ValueError where sources, or the memory that they and `limit` tokens take, are too much.
+
+    Says what each model will take of every device of a mesh, and what long sources take.
+
+    Args:
+      lines, texts: those that have a source.
+    """
+    asked, rows = asked_models(), _BATCH_SIZE.value
+    start.note_hub(console, [name for name, _ in asked.values()])
+    configs = {who: convert.read_config(name, _DTYPE.value) for who, (name, _) in asked.items()}
+    lengths = [len(ids) for ids in loading.load_tokenizer(_TARGET.value)(texts, verbose=False).input_ids]
+    longest = max(lengths)
+    if _TRUNCATE.value:
+        longest = min(longest, _MAX_SOURCE_LENGTH.value)
+    else:
+        remedy = f"give --max_source_length={longest}, or --truncate to cut them"
+        sources.check_lengths(_INPUT.value, lines, lengths, _MAX_SOURCE_LENGTH.value, remedy)
+    config, (_, rules) = configs["target"], asked["target"]
+    small = mesh or sharding.make_mesh(1, 1)
+    decode.check_memory(loading.outline(config, small, rules).network, rows, longest, limit)
+    if longest > MAX_SOURCE_LENGTH:
+        together = rows if _COMPARE.value else corpus.default_refill_size(rows, mesh)
+        meshes.show_source_memory(console, config, small, rows, together, data.source_buckets(longest)[-1])
     if mesh is not None:
         num_new = {"target": _CALL, "draft": 1}
         meshes.show_memory(
             console,
             mesh,
-            [
-                (who, convert.read_config(name, dtype), rules, num_new[who])
-                for who, (name, rules) in asked.items()
-            ],
-            batch_size=_BATCH_SIZE.value,
-            num_source=MAX_SOURCE_LENGTH,
-            num_slots=1 + _MAX_NEW_TOKENS.value + _CALL,
+            [(who, configs[who], rules, num_new[who]) for who, (_, rules) in asked.items()],
+            batch_size=rows,
+            num_source=max(longest, MAX_SOURCE_LENGTH),
+            num_slots=1 + limit + _CALL,
         )
+
+
+def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
+    """Loads target and draft."""
+    started = time.perf_counter()
     with console.status("loading"):
-        models = {who: specjax.load(name, dtype, mesh, rules) for who, (name, rules) in asked.items()}
+        models = {
+            who: specjax.load(name, _DTYPE.value, mesh, rules, _MAX_SOURCE_LENGTH.value)
+            for who, (name, rules) in asked_models().items()
+        }
     names = ", ".join(f"{who} {measure.num_params(m.params) / 1e6:.2f} M" for who, m in models.items())
     console.print(f"{names} parameters, {results.hardware()}, {time.perf_counter() - started:.1f} s to load")
     return models["target"], models.get("draft")
 
 
-def main(console: Console) -> None:
-    mesh = meshes.join()
-    console.quiet = not meshes.is_first()
-    lines = read_sources()
-    answers, rule = references(lines), options.rule()
-    columns.check()
-    temperatures = parse.numbers("temperature", _TEMPERATURE.value)
-    configs = [options.config(t, _MAX_NEW_TOKENS.value, _SEED.value) for t in temperatures]
+def requested() -> tuple[list[float], list[GenerationConfig]]:
+    """Returns the temperatures, and what is asked for at each.
+
+    Raises:
+      ValueError: an option that is out of its range, or one that is followed with --nocompare only.
+    """
+    name, given = _GENERATION_CONFIG.value, flags.FLAGS
+    base = GenerationConfig.from_pretrained(name) if name else None
+    temperatures, limit = parse.numbers("temperature", _TEMPERATURE.value), _MAX_NEW_TOKENS.value
+    if base is not None and not given["temperature"].present:
+        temperatures = [base.temperature]
+    if base is not None and not given["max_new_tokens"].present:
+        limit = base.max_new_tokens
+    configs = [options.config(t, limit, _SEED.value, base) for t in temperatures]
     for config in configs:
         config.to_options(1)
+    if configs[0].stop_strings and _COMPARE.value:
+        raise ValueError(f"--generation_config={name} has stop strings: they are followed with --nocompare")
+    return temperatures, configs
+
+
+def main(console: Console) -> None:
+    mesh = meshes.join()
+    prints_outputs = not (_COMPARE.value or _OUTPUT.value)
+    if prints_outputs:
+        console = start.console(stderr=True)
+    console.quiet = not meshes.is_first()
+    lines, texts = read_input()
+    answers, rule = references(lines, texts), options.rule()
+    columns.check()
+    temperatures, configs = requested()
+    has_source = [bool(text.strip()) for text in texts]
+    asked = [_PREFIX.value + text for text, is_asked in zip(texts, has_source, strict=True) if is_asked]
+    of = [line for line, is_asked in zip(lines, has_source, strict=True) if is_asked]
+    check_before_loading(console, mesh, of, asked, configs[0].max_new_tokens)
     target, draft = load(console, mesh)
-    sources = [_PREFIX.value + line for line in lines if line.strip()]
-    if len(sources) < len(lines):
-        console.print(f"{len(lines)} lines, {len(lines) - len(sources)} of them blank, which stay blank")
-    common = console, target, draft, sources, answers, _BATCH_SIZE.value
+    if len(asked) < len(lines):
+        console.print(f"{len(lines)} lines, {len(lines) - len(asked)} of them blank, which stay blank")
+    common = console, target, draft, asked, answers, _BATCH_SIZE.value
     comparisons = [Comparison(*common, config, rule, _TRUNCATE.value) for config in configs]
     if not _COMPARE.value:
-        rows, texts = once(comparisons[0], temperatures[0])
+        rows, output = once(comparisons[0], temperatures[0])
     elif draft is None and all(map(columns.needs_draft, columns.columns())):
-        rows, texts = autoregressive(comparisons[0], temperatures[0])
+        rows, output = autoregressive(comparisons[0], temperatures[0])
     else:
         check_vocabularies(target.network.vocabulary, draft and draft.network.vocabulary)
         runs = [compared(*pair) for pair in zip(comparisons, temperatures, strict=True)]
-        rows, texts = [row for run, _ in runs for row in run], runs[0][1]
+        rows, output = [row for run, _ in runs for row in run], runs[0][1]
+    found = outputs.records(lines, _ID_FIELD.value, has_source, output)
     title = "autoregressive against speculative decoding" if _COMPARE.value else "every source once"
-    results.show(console, title, rows)
+    # Files before the console, whose reader may have left.
     if _OUTPUT.value and meshes.is_first():
         results.write(_OUTPUT.value, "generate", rows)
-        answers = iter(texts)
-        answered = [next(answers).replace("\n", "\\n") if line.strip() else "" for line in lines]
-        results.write_text(pathlib.Path(_OUTPUT.value) / "output.txt", "".join(f"{a}\n" for a in answered))
+        outputs.write(pathlib.Path(_OUTPUT.value), found)
         if not _COMPARE.value:
             (pathlib.Path(_OUTPUT.value) / JOURNAL).unlink(missing_ok=True)
-        console.print(f"wrote results.json, table.md and output.txt into {_OUTPUT.value}")
+    elif prints_outputs and meshes.is_first():
+        outputs.show(found, _OUTPUT_FORMAT.value)
+    results.show(console, title, rows)
+    if _OUTPUT.value:
+        console.print(f"wrote results.json, table.md, output.txt and output.jsonl into {_OUTPUT.value}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ _NUM_DRAWS = flags.DEFINE_integer(
     "num_draws", 65536, "Draws of a test, over all sources together.", lower_bound=1
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of all that is drawn.", lower_bound=0)
+_SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
 
 # What each fault is looked for by; without a fault none of it may be seen.

@@ -37,7 +37,7 @@ _TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
 _BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
 _DTYPE = parse.define_dtype()
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
-_SEED = flags.DEFINE_integer("seed", 0, "Of everything drawn.")
+_SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
 

@@ -30,14 +30,14 @@ def requests(
     """Returns one checked request per batch; the last is filled up with copies of the last source.
 
     All sources are padded to one width, so that there is one program to compile. A source's seed is
-    `config.seed` plus its index, whatever the batch size is.
+    `config.seed` plus its index (modulo 2^32), whatever the batch size is.
     """
     sources = [*sources, *[sources[-1]] * (-len(sources) % batch_size)]
     ids, mask = api.encode_sources(target, sources, truncate)
     batches = np.arange(len(sources)).reshape(-1, batch_size)
     common = dict(drafter=drafter, rule=rule, config=config)
     return [
-        decode.prepare(target.network, ids[rows], mask[rows], seed=rows + config.seed, **common)
+        decode.prepare(target.network, ids[rows], mask[rows], seed=(rows + config.seed) % 2**32, **common)
         for rows in batches
     ]
 

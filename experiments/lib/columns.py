@@ -100,13 +100,15 @@ def check() -> None:
     """Checks --num_draft before anything is loaded.
 
     Raises:
-      ValueError: there is none, or an invalid one.
+      ValueError: there is none, or an invalid one; or a directory of --heads holds none.
     """
     if not columns():
         raise ValueError("--num_draft is empty: give at least one, as in --num_draft=5")
     for column in columns():
         if min(_parse(column).numbers) < 1:
             raise ValueError(f"--num_draft={column}: give numbers of at least 1")
+    for directory in _HEADS.value:
+        heads_io.read_config(directory)
 
 
 def needs_draft(column: str) -> bool:

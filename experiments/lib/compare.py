@@ -69,7 +69,7 @@ class Comparison:
 
     def build(self, drafter: Drafter | None, sources: Sequence[str], seed: int = 0) -> list[Request]:
         """Returns requests with a drafter (None: without); `seed` is added to the config's."""
-        config = dataclasses.replace(self.config, seed=self.config.seed + seed)
+        config = dataclasses.replace(self.config, seed=(self.config.seed + seed) % 2**32)
         common = dict(batch_size=self.batch_size, rule=self.rule, truncate=self.truncate)
         return arms.requests(self.target, drafter, sources, config=config, **common)
 

@@ -68,15 +68,20 @@ def mesh(text: str) -> tuple[int, int]:
 
 
 def shape(name: str, dtype: str, family: families.Config = families.PRESETS["t5-small"]) -> families.Config:
-    """Returns a preset, or a smaller relative of `family`: "1x256" has one layer on each side, 256 wide.
+    """Returns a preset, its first layers ("t5gemma-2b-2b/2"), or a smaller relative of `family`.
+
+    "1x256" has one layer on each side, 256 wide.
 
     Raises:
       ValueError: it is neither.
     """
-    if name in families.PRESETS:
-        return dataclasses.replace(families.PRESETS[name], dtype=dtype)
+    preset, _, depth = name.partition("/")
+    if preset in families.PRESETS and (not depth or (depth.isdecimal() and int(depth))):
+        config = dataclasses.replace(families.PRESETS[preset], dtype=dtype)
+        return config.shallow(int(depth)) if depth else config
     if (found := _two(name)) is None:
-        raise ValueError(f"{name!r} is no shape: give one of {', '.join(families.PRESETS)}, or LAYERSxWIDTH")
+        known = f"one of {', '.join(families.PRESETS)}, one/LAYERS for its first layers, or LAYERSxWIDTH"
+        raise ValueError(f"{name!r} is no shape: give {known}")
     return family.resized(*found, dtype)
 
 

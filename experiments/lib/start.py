@@ -148,6 +148,15 @@ def console(stderr: bool = False) -> Console:
     return _Console(stderr=stderr)
 
 
+def note_hub(console: Console, names: Sequence[str]) -> None:
+    """Prints which models are taken from the hub, where a look-up without network takes a while to fail."""
+    for name in names:
+        if not os.path.exists(os.path.expanduser(name)) and not name.startswith(("/", ".", "~")):
+            console.print(
+                f"{name} is no directory: asking the Hugging Face hub, or with HF_HUB_OFFLINE=1 its cache"
+            )
+
+
 def compile_seconds() -> float:
     """Returns the seconds that went into compiling, and into reading what was kept, so far."""
     return sum(_compilations())

@@ -26,14 +26,18 @@ class Done(NamedTuple):
     stderr: str
 
 
-def run(name: str, *given: str, stdin: str = "") -> Done:
-    """Runs `python -m experiments.NAME GIVEN...` in this process, where its imports and programs are kept."""
+def run(name: str, *given: str, stdin: str = "", stdout: io.TextIOBase | None = None) -> Done:
+    """Runs `python -m experiments.NAME GIVEN...` in this process, where its imports and programs are kept.
+
+    Args:
+      stdout: in place of one that is returned.
+    """
     code, out, err = 0, io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_apart())
         stack.enter_context(mock.patch.object(sys, "argv", [name, *given]))
-        stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(stdin)))
-        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))))
+        stack.enter_context(contextlib.redirect_stdout(stdout or out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:
             runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
