@@ -19,17 +19,17 @@ from absl import flags
 from rich.console import Console
 
 import specjax
-from experiments.lib import arms, measure, parse, results, resuming, start
-from specjax import GenerationConfig, analysis, api, data, drafters, sampling
+from experiments.lib import arms, inputs, measure, parse, results, resuming, start
+from specjax import GenerationConfig, analysis, api, data, drafters, loading, sampling
 from specjax.decode import Request
 from specjax.loading import Model
-from specjax.texts import check_vocabularies
+from specjax.texts import MAX_SOURCE_LENGTH, check_vocabularies
 from specjax.training import loop, losses
 from specjax.types import Drafter
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
 _DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
-_INPUT = flags.DEFINE_string("input", None, "File with one source a line (.gz too).")
+_INPUT = flags.DEFINE_string("input", None, "Sources: lines, or JSON lines, CSV or TSV; .gz too.")
 _PREFIX = flags.DEFINE_string("prefix", "", "Put before every source.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample.", lower_bound=1)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
@@ -201,22 +201,22 @@ def main(console: Console) -> None:
         raise ValueError("--draft is missing: name at least one candidate")
     temperatures = parse.numbers("temperature", _TEMPERATURE.value)
     lengths()
+    lines, texts = inputs.asked(_INPUT.value, _NUM_EXAMPLES.value)
+    asked = [_PREFIX.value + text for text in texts]
+    start.note_hub(console, [_TARGET.value, *_DRAFTS.value])
+    token_counts = [len(ids) for ids in loading.load_tokenizer(_TARGET.value)(asked, verbose=False).input_ids]
+    inputs.check_lengths(_INPUT.value, lines, token_counts, MAX_SOURCE_LENGTH, "shorten them")
     with console.status("loading"):
         target = specjax.load(_TARGET.value, _DTYPE.value)
         candidates = {name: specjax.load(name, _DTYPE.value) for name in _DRAFTS.value}
     for draft in candidates.values():
         check_vocabularies(target.network.vocabulary, draft.network.vocabulary)
-    lines = [line for line in data.read_lines(_INPUT.value) if line.strip()]
-    sources = [_PREFIX.value + line for line in lines[: _NUM_EXAMPLES.value]]
-    if not sources:
-        raise ValueError(f"--input={_INPUT.value}: there is no text in it; give one source a line")
-    console.print(f"{len(sources)} lines, batch 1, K of {', '.join(_NUM_DRAFT.value)}")
-    num_source = max(len(target.tokenizer(source).input_ids) for source in sources)
-    memory = [memory_row(target, name, draft, num_source) for name, draft in candidates.items()]
+    console.print(f"{len(asked)} lines, batch 1, K of {', '.join(_NUM_DRAFT.value)}")
+    memory = [memory_row(target, name, draft, max(token_counts)) for name, draft in candidates.items()]
     results.show_lines(console, "memory at batch 1", memory)
     rows = []
     for temperature in temperatures:
-        ranked = rank(console, target, candidates, sources, temperature)
+        ranked = rank(console, target, candidates, asked, temperature)
         shown = [row | {"draft": pathlib.PurePath(row["draft"]).name} for row in ranked]
         shown = [{k: v for k, v in row.items() if k != "temperature"} for row in shown]
         results.show_lines(console, f"temperature {temperature:g}, best first", shown)

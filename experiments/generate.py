@@ -34,6 +34,7 @@ import specjax
 from experiments.lib import (
     columns,
     compare,
+    inputs,
     measure,
     meshes,
     options,
@@ -42,7 +43,6 @@ from experiments.lib import (
     progress,
     results,
     round_trace,
-    sources,
     start,
 )
 from experiments.lib.compare import Comparison, References, Row
@@ -99,20 +99,20 @@ JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
 _CALL = 16  # tokens of a target call that the memory printed before loading has room for
 
 
-def read_input() -> tuple[list[sources.Line], list[str]]:
+def read_input() -> tuple[list[inputs.Line], list[str]]:
     """Returns the lines asked for, and their texts; blank ones stay, so that line n answers line n.
 
     Raises:
       ValueError: there is no text.
     """
-    lines = sources.read(_INPUT.value, _NUM_EXAMPLES.value)
-    texts = sources.texts(_INPUT.value, lines)
+    lines = inputs.read(_INPUT.value, _NUM_EXAMPLES.value)
+    texts = inputs.texts(_INPUT.value, lines)
     if not any(text.strip() for text in texts):
-        raise ValueError(f"{sources.name(_INPUT.value)}: there is no text in it; give one source a line")
+        raise ValueError(f"{inputs.name(_INPUT.value)}: there is no text in it; give one source a line")
     return lines, texts
 
 
-def references(lines: Sequence[sources.Line], texts: Sequence[str]) -> References | None:
+def references(lines: Sequence[inputs.Line], texts: Sequence[str]) -> References | None:
     """Returns the references of the lines whose `texts` are not blank; None: there are none.
 
     Raises:
@@ -124,12 +124,12 @@ def references(lines: Sequence[sources.Line], texts: Sequence[str]) -> Reference
     if path:
         answers = data.read_lines(path)[: _NUM_EXAMPLES.value]
     elif field:
-        answers = sources.texts(_INPUT.value, lines, field)
+        answers = inputs.texts(_INPUT.value, lines, field)
     else:
         return None
     if len(texts) != len(answers):
         raise ValueError(
-            f"--references={path} has {len(answers)} lines, {sources.name(_INPUT.value)} has {len(texts)}: "
+            f"--references={path} has {len(answers)} lines, {inputs.name(_INPUT.value)} has {len(texts)}: "
             "line n of one must answer line n of the other"
         )
     answered = [answer for text, answer in zip(texts, answers, strict=True) if text.strip()]
@@ -244,7 +244,7 @@ def asked_models() -> dict[str, tuple[str, sharding.Rules]]:
 
 
 def check_before_loading(
-    console: Console, mesh: Mesh | None, lines: Sequence[sources.Line], texts: Sequence[str], limit: int
+    console: Console, mesh: Mesh | None, lines: Sequence[inputs.Line], texts: Sequence[str], limit: int
 ) -> None:
     """Raises a ValueError where sources, or the memory that they and `limit` tokens take, are too much.
 
@@ -262,7 +262,7 @@ def check_before_loading(
         longest = min(longest, _MAX_SOURCE_LENGTH.value)
     else:
         remedy = f"give --max_source_length={longest}, or --truncate to cut them"
-        sources.check_lengths(_INPUT.value, lines, lengths, _MAX_SOURCE_LENGTH.value, remedy)
+        inputs.check_lengths(_INPUT.value, lines, lengths, _MAX_SOURCE_LENGTH.value, remedy)
     config, (_, rules) = configs["target"], asked["target"]
     small = mesh or sharding.make_mesh(1, 1)
     decode.check_memory(loading.outline(config, small, rules).network, rows, longest, limit)

@@ -23,6 +23,7 @@ from rich.console import Console
 from experiments.lib import (
     arms,
     compare,
+    inputs,
     measure,
     memory_floor,
     peer_arms,
@@ -33,7 +34,7 @@ from experiments.lib import (
 )
 from experiments.lib.peer_arms import Arm, Arms
 from experiments.lib.peer_cases import Case
-from specjax import data, decode
+from specjax import decode
 from specjax.decode import Request
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory.")
@@ -42,7 +43,9 @@ _SHAPE = flags.DEFINE_string("shape", None, "In place of both: a preset such as 
 _DRAFT_SHAPE = flags.DEFINE_string("draft_shape", "1x64", "Of the draft of a --shape, LAYERSxWIDTH.")
 _ALPHA = flags.DEFINE_float("alpha", 0.75, "With --shape: the chance of acceptance that is forced.")
 _SOURCE = flags.DEFINE_integer("source_length", 64, "With --shape: source tokens.", lower_bound=1)
-_INPUT = flags.DEFINE_string("input", "configs/demo.txt", "File with one source a line.")
+_INPUT = flags.DEFINE_string(
+    "input", "configs/demo.txt", "Sources: a file of lines, JSON lines, CSV or TSV."
+)
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources; of a --shape 4.", lower_bound=1)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries beside our own.")
@@ -159,7 +162,7 @@ def make_case(folder: pathlib.Path) -> Case:
         )
     if not (_TARGET.value and _DRAFT.value):
         raise ValueError("--target and --draft: give both, or --shape in place of them")
-    texts = [line for line in data.read_lines(_INPUT.value) if line.strip()][: _NUM_EXAMPLES.value]
+    _, texts = inputs.asked(_INPUT.value, _NUM_EXAMPLES.value)
     return peer_cases.of_pair(_TARGET.value, _DRAFT.value, texts, _MAX_NEW_TOKENS.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lib import results
-from experiments.lib.sources import Line, value_of
+from experiments.lib.inputs import Line, value_of
 from specjax.texts import Output
 
 Record = dict[str, Any]

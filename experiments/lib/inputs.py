@@ -94,6 +94,19 @@ def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[st
     return found
 
 
+def asked(path: str, limit: int | None = None) -> tuple[list[Line], list[str]]:
+    """Returns the first `limit` lines (None: all) that are not blank, and their texts.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `read` and `texts`; or there is no text.
+    """
+    lines = read(path)
+    pairs = [(line, text) for line, text in zip(lines, texts(path, lines), strict=True) if text.strip()]
+    if not pairs:
+        raise ValueError(f"{name(path)}: there is no text in it; give one source a line")
+    return [line for line, _ in pairs[:limit]], [text for _, text in pairs[:limit]]
+
+
 def value_of(fields: Mapping[str, Any], path: str) -> Any:
     """Returns the value of a field, or of one inside it; None: there is none."""
     if path in fields:
