@@ -92,7 +92,7 @@ def best_lengths() -> list[dict[str, Any]]:
 
 def plot() -> Any:
     """Returns a figure: best K as colour, its speed-up as lines, over alpha and c, at three slopes of v."""
-    from matplotlib import colors
+    from matplotlib import colors, patheffects
 
     alphas, costs = np.linspace(0.3, 0.95, 66), np.geomspace(0.005, 0.4, 60)
     edges = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 14, 20, 40])
@@ -101,11 +101,13 @@ def plot() -> Any:
         best = analysis.best_num_draft(alphas[None, :], costs[:, None], slope)
         norm = colors.BoundaryNorm(edges - 0.5, 256)
         mesh = axis.pcolormesh(alphas, costs, best.num_draft, norm=norm, cmap="viridis")
+        title = f"v(K) = 1 + {slope:g} K" if slope else "v = 1 (the paper)"
+        axis.set(yscale="log", xlabel="alpha (drafts accepted over drafts tested)", title=title)
         lines = axis.contour(alphas, costs, best.speedup, [1.1, 1.5, 2, 3, 5], colors="white", linewidths=1)
-        axis.clabel(lines, fmt="%gx", fontsize=8)
-        axis.set(
-            yscale="log", xlabel="alpha", title=f"v(K) = 1 + {slope:g} K" if slope else "v = 1 (the paper)"
-        )
+        # Beside whole lines, with an edge: matplotlib would cut lines at their labels.
+        labels = axis.clabel(lines, fmt="%gx", fontsize=9, inline=False)
+        for label in labels:
+            label.set_path_effects([patheffects.withStroke(linewidth=3, foreground="black")])
     axes[0].set_ylabel("c, a draft step over a target step")
     bar = figure.colorbar(mesh, ax=axes, label="best K (lines: its speed-up)")
     bar.set_ticks(edges[:-1])

@@ -53,6 +53,8 @@ def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, 
             elapsed_s = max(now - first[1] - (start.compile_seconds() - first[2]), 1e-9)
             left_s = elapsed_s / max(done - first[0], 1) * (total - done)
             speed = f"{num_tokens / elapsed_s:,.0f} tokens/s, {left_s / 60:.1f} min left"
+            if elapsed_s < 1:  # too short a time to tell; programs are compiled side by side
+                speed = f"{num_tokens:,} tokens"
             bar.update(task, completed=done, description=speed)
             if not console.is_terminal and now - printed > SECONDS_BETWEEN_LINES:
                 printed = now

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.lib import legend
 from specjax.writing import write_whole
 
 Rows = Sequence[Mapping[str, Any]]
@@ -61,7 +62,7 @@ def save(
 
 
 def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequence[str] = ()) -> None:
-    """Writes results.json and table.md into the directory `output`.
+    """Writes results.json and table.md, its columns explained below it, into the directory `output`.
 
     Args:
       more: packages whose versions count as well; a missing one is recorded as "not installed".
@@ -79,9 +80,10 @@ def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequenc
         "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    table = markdown(rows) + legend.below(experiment, _names(rows))
     write_whole(
         {
-            folder / "table.md": lambda part: part.write_text(markdown(rows), encoding="utf-8"),
+            folder / "table.md": lambda part: part.write_text(table, encoding="utf-8"),
             folder / "results.json": lambda part: part.write_text(text, encoding="utf-8"),
         }
     )
