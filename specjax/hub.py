@@ -3,6 +3,9 @@
 import json
 import os
 import pathlib
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -29,11 +32,22 @@ def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})
     from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only
 
     try:
-        return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub)
+        return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **reachable(hub))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{source!r} is neither a local directory nor a model that could be fetched from the hub: {error}"
         ) from error
+
+
+def reachable(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `hub`, for local files only where the hub's name is unknown: its client would retry for 20 s."""
+    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    if not urllib.request.getproxies():
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            return {**hub, "local_files_only": True}
+    return dict(hub)
 
 
 def read_json(path: str) -> dict[str, Any]:

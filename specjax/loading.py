@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from specjax import sharding
+from specjax.hub import reachable
 from specjax.models import convert, families, heads, heads_io, quantize, t5
 from specjax.texts import MAX_SOURCE_LENGTH, Vocabulary, check_max_source_length
 from specjax.types import Params
@@ -197,6 +198,8 @@ def load_tokenizer(name_or_directory: str | os.PathLike, **hub: Any) -> Any:
         if not os.path.isfile(config) or '"ByT5Tokenizer"' not in pathlib.Path(config).read_text("utf-8"):
             raise ValueError(needed)
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, **hub)
+        return transformers.AutoTokenizer.from_pretrained(
+            name, **(hub if os.path.isdir(name) else reachable(hub))
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{needed} ({error})") from error

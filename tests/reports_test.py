@@ -1,6 +1,7 @@
 """What people reported of such systems: the smallest input of each, and the right value."""
 
 import json
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import specjax
-from specjax import data, decode, drafters, loading, texts
+from specjax import data, decode, drafters, hub, loading, texts
 from specjax.models import convert, t5
 from tests import text_model
 from tests.models.checkpoints import TINY, assert_same_model, random_params
@@ -205,3 +206,23 @@ def test_more_tokens_than_memory_holds_are_refused_before_tracing():
     with pytest.raises(ValueError, match="the cache of 8 rows would take 2,?[0-9]+ GiB"):
         decode.check_memory(abstract, 8, 512, 100_000)
     decode.check_memory(abstract, 8, 512, 1024)
+
+
+def test_without_network_the_hub_is_not_waited_for(monkeypatch):
+    """Its client would retry for 20 s, for each file, silently or not."""
+
+    def unknown(*about):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    assert hub.reachable({"revision": "v2"}) == {"revision": "v2", "local_files_only": True}
+    with pytest.raises(
+        ValueError, match="nobody/nothing has no config.json here, nor on the hub, or the hub"
+    ):
+        specjax.load("nobody/nothing")
+    monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": "proxy"})
+    assert hub.reachable({"revision": "v2"}) == {"revision": "v2"}
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *about: [])
+    assert hub.reachable({}) == {}

@@ -149,12 +149,10 @@ def console(stderr: bool = False) -> Console:
 
 
 def note_hub(console: Console, names: Sequence[str]) -> None:
-    """Prints which models are taken from the hub, where a look-up without network takes a while to fail."""
+    """Prints which models are asked of the hub, which may take a while to answer."""
     for name in names:
         if not os.path.exists(os.path.expanduser(name)) and not name.startswith(("/", ".", "~")):
-            console.print(
-                f"{name} is no directory: asking the Hugging Face hub, or with HF_HUB_OFFLINE=1 its cache"
-            )
+            console.print(f"{name} is no directory: asking the Hugging Face hub")
 
 
 def compile_seconds() -> float:
