@@ -40,7 +40,7 @@ def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})
 
 
 def reachable(hub: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `hub`, for local files only where the hub's name is unknown: its client would retry for 20 s."""
+    """Returns `hub`, for local files only where the hub's name is unknown: it is retried for 20 s."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     if not urllib.request.getproxies():
         try:
