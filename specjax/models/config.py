@@ -71,6 +71,10 @@ class T5Config:
         """Returns the T5 of whose layers heads on this network are made (see `heads`)."""
         return dataclasses.replace(self, **sizes)  # type: ignore[arg-type]
 
+    def shallow(self, num_layers: int) -> "T5Config":
+        """Returns the same with so many layers on each side."""
+        return dataclasses.replace(self, num_layers=num_layers, num_decoder_layers=num_layers)
+
     def resized(self, num_layers: int, d_model: int, dtype: str) -> "T5Config":
         """Returns a relative of other size on both sides, with heads of 64."""
         size = dict(d_model=d_model, d_kv=64, d_ff=4 * d_model, num_heads=max(1, d_model // 64))

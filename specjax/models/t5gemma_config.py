@@ -160,6 +160,12 @@ class T5GemmaConfig:
         """Returns the T5 of whose layers heads on this network are made (see `heads`)."""
         return dataclasses.replace(self.as_t5(self.decoder), **sizes)  # type: ignore[arg-type]
 
+    def shallow(self, num_layers: int) -> "T5GemmaConfig":
+        """Returns the same with its first layers on each side."""
+        sides = (dataclasses.replace(s, sliding=s.sliding[:num_layers]) for s in (self.encoder, self.decoder))
+        encoder, decoder = sides
+        return dataclasses.replace(self, encoder=encoder, decoder=decoder)
+
     def resized(self, num_layers: int, d_model: int, dtype: str) -> "T5GemmaConfig":
         """Returns a relative of other size on both sides: heads of 64, as many to a key head as here."""
         num_heads = max(1, d_model // 64)

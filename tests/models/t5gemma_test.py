@@ -303,6 +303,28 @@ def test_keys_and_values_of_fewer_heads_than_devices_are_whole():
     assert sharding.keep_whole(logits, whole) is logits  # of a network that is divided all the same
 
 
+# ---- training
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_loss_has_a_gradient_in_every_parameter(version):
+    """By teacher forcing, with dropout; later tokens do not reach an earlier position."""
+    network = random_network(dataclasses.replace(config(version), dropout_rate=0.1))
+    module, batch = network.module, (SOURCES, jnp.asarray(MASK), TOKENS)
+
+    def loss(params):
+        noise = {"dropout": jax.random.key(0)}
+        logits = module.apply({"params": params}, *batch, False, rngs=noise)
+        return jax.nn.logsumexp(logits, axis=-1).sum()
+
+    for path, gradient in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(network.params)):
+        assert jnp.isfinite(gradient).all() and jnp.abs(gradient).max() > 0, path
+    apply = jax.jit(lambda tokens: module.apply({"params": network.params}, *batch[:2], tokens))
+    other = TOKENS.copy()
+    other[:, 9:] = 3
+    np.testing.assert_array_equal(apply(TOKENS)[:, :9], apply(other)[:, :9])
+
+
 # ---- the engine
 
 
@@ -341,10 +363,11 @@ def generate(target, drafter=None, **options):
     return jax.tree.map(np.asarray, decode.generate(target, SOURCES, MASK, drafter=drafter, **options))
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [*((1, name) for name in DRAFTERS), *((2, name) for name in ("chain", "tree", "eagle"))],
-)
+CASES = [*((1, name) for name in DRAFTERS), *((2, name) for name in ("chain", "tree", "eagle"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "name"), CASES)
 def test_every_drafter_gives_the_tokens_of_autoregressive_decoding(version, name):
     target, tokens = target_of(version), plain_tokens(version)
     output = generate(target, DRAFTERS[name](target))
@@ -355,6 +378,7 @@ def test_every_drafter_gives_the_tokens_of_autoregressive_decoding(version, name
         assert output.stats.accepted.sum() > 0
 
 
+@pytest.mark.slow
 def test_on_a_mesh_tokens_are_those_of_one_device():
     """Queries are divided over two devices, their one head of keys is whole on both, and so is the draft."""
     shape = config(2)
