@@ -45,7 +45,8 @@ def run(main: Callable[[Console], None], required: Sequence[str] = ()) -> None:
             _discard(sys.stdout)
             sys.exit(CLOSED_PIPE)
         except KeyboardInterrupt as interrupt:
-            _end(f"interrupted; {interrupt}" if interrupt.args else "interrupted", INTERRUPTED)
+            stays = f"what was written stays in {_output()}" if _output() else "nothing was written"
+            _end(f"interrupted; {interrupt if interrupt.args else stays}", INTERRUPTED)
         except (ValueError, OSError) as error:
             if _TRACEBACK.value:
                 raise
