@@ -43,9 +43,7 @@ _SHAPE = flags.DEFINE_string("shape", None, "In place of both: a preset such as 
 _DRAFT_SHAPE = flags.DEFINE_string("draft_shape", "1x64", "Of the draft of a --shape, LAYERSxWIDTH.")
 _ALPHA = flags.DEFINE_float("alpha", 0.75, "With --shape: the chance of acceptance that is forced.")
 _SOURCE = flags.DEFINE_integer("source_length", 64, "With --shape: source tokens.", lower_bound=1)
-_INPUT = flags.DEFINE_string(
-    "input", "configs/demo.txt", "Sources: a file of lines, JSON lines, CSV or TSV."
-)
+_INPUT = flags.DEFINE_string("input", "configs/demo.txt", "Sources: a file of lines, JSON lines, CSV or TSV.")
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources; of a --shape 4.", lower_bound=1)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
 _PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries beside our own.")

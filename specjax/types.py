@@ -19,8 +19,6 @@ from flax import struct
 
 Params = Any  # a pytree of arrays
 State = Any  # a pytree of arrays that a drafter keeps between rounds; axis 0 of each is B
-# (logits [B, N, V], what precedes each position) -> logits of the same shape
-LogitsProcessor = Callable[[jax.Array, "History"], jax.Array]
 
 
 class Network(struct.PyTreeNode, abc.ABC):
@@ -115,6 +113,25 @@ class Draws(Protocol):
         """Draws an index in proportion to `weights` `[B, V]`, zero weights never; returns `[B] int32`."""
 
 
+class History(NamedTuple):
+    """What precedes each position whose distribution is wanted.
+
+    Attributes:
+      num_new: `[B, N]`, tokens generated before it, drafted ones included.
+      tokens: `[B, N, T]`, all ids before it in their order, the start token first, -1 beyond `length`; None
+        where no option reads them.
+      length: `[B, N]`, how many those are; None where `tokens` is.
+    """
+
+    num_new: jax.Array
+    tokens: jax.Array | None = None
+    length: jax.Array | None = None
+
+
+# (logits [B, N, V], what precedes each position) -> logits of the same shape
+LogitsProcessor = Callable[[jax.Array, History], jax.Array]
+
+
 class Options(struct.PyTreeNode):
     """How logits become a distribution: what `sampling.distribution` reads. One entry per row.
 
@@ -164,21 +181,6 @@ class Options(struct.PyTreeNode):
         arrays = self.bias is not None or self.bad_words is not None
         own = self.logits_processor is not None or bool(self.begin_suppress_tokens)
         return arrays or own or self.no_repeat_ngram_size > 0
-
-
-class History(NamedTuple):
-    """What precedes each position whose distribution is wanted.
-
-    Attributes:
-      num_new: `[B, N]`, tokens generated before it, drafted ones included.
-      tokens: `[B, N, T]`, all ids before it in their order, the start token first, -1 beyond `length`; None
-        where no option reads them.
-      length: `[B, N]`, how many those are; None where `tokens` is.
-    """
-
-    num_new: jax.Array
-    tokens: jax.Array | None = None
-    length: jax.Array | None = None
 
 
 class Context(struct.PyTreeNode):
