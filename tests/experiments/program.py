@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,13 @@ def _take_flags() -> dict[str, flags.Flag]:
 
 
 def start(name: str, *given: str, **settings: object) -> subprocess.Popen:
-    """Starts `python -m experiments.NAME GIVEN...`; `settings` of `Popen`."""
+    """Starts `python -m experiments.NAME GIVEN...`; `settings` of `Popen`.
+
+    A shell that starts the tests in the background has them ignore Ctrl-C, which they would hand on.
+    """
     command = [sys.executable, "-m", f"experiments.{name}", *given]
-    return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, **settings)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, **settings)
+    finally:
+        signal.signal(signal.SIGINT, before)
