@@ -68,7 +68,11 @@ def test_a_byte_order_mark_is_no_text_and_gzip_is_known_by_its_content(tmp_path)
         ("a", "one\n".encode("utf-16"), r"a, line 1: must be UTF-8, got UTF-16; .*-f utf-16"),
         ("a", "one\ntwo\n".encode("utf-16-le"), r"a, line 1: must be UTF-8, got UTF-16"),
         ("a.gz", gzip.compress(b"one\n" * 1000, mtime=0)[:-9], r"a.gz is cut off or damaged"),
-        ("a.gz", gzip.compress(bytes(range(256)), mtime=0)[:40] + b"\xff" * 40, r"a.gz is cut off or damaged"),
+        (
+            "a.gz",
+            gzip.compress(bytes(range(256)), mtime=0)[:40] + b"\xff" * 40,
+            r"a.gz is cut off or damaged",
+        ),
         ("a.gz", b"<html>", r"a.gz must be a gzip file, got b'<html>'"),
     ],
 )
