@@ -121,6 +121,8 @@ def stream(
     """
     if not isinstance(prompt, str):
         raise ValueError(f"`prompt` must be one text, got {prompt!r:.80}; specjax.generate takes several")
+    if "num_samples" in options:
+        raise ValueError("`num_samples` must be left out of a stream; specjax.generate draws several samples")
     rows = _check_call(
         target, [prompt], drafter, rule, config, 1, decoder_prefix, truncate, max_source_length, options
     )

@@ -133,17 +133,21 @@ class GenerationConfig:
             name: None if value is None else per_row(name, value, num_rows, *_RANGES[name])
             for name, value in values.items()
         }
-        if not isinstance(self.no_repeat_ngram_size, int | np.integer) or self.no_repeat_ngram_size < 0:
+        size = self.no_repeat_ngram_size
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or not 0 <= size <= MAX_INT:
             raise ValueError(
-                "`no_repeat_ngram_size` must be one whole number for all rows, at least 0, got "
-                f"{self.no_repeat_ngram_size!r}"
+                "`no_repeat_ngram_size` must be one whole number for all rows, at least 0 and at most "
+                f"{MAX_INT}, got {size!r}"
             )
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise ValueError(
                 "`logits_processor` must be a function (logits, history) -> logits, got "
                 f"{self.logits_processor!r:.80}"
             )
-        words = [_ids("bad_words_ids", word, vocab_size) for word in self.bad_words_ids or ()]
+        given = () if self.bad_words_ids is None else self.bad_words_ids
+        if not isinstance(given, list | tuple | np.ndarray):
+            raise ValueError(f"`bad_words_ids` must be a list of sequences of ids, got {given!r:.80}")
+        words = [_ids("bad_words_ids", word, vocab_size) for word in given]
         if not all(words):
             raise ValueError(
                 f"`bad_words_ids` must be sequences of ids, none empty, got {self.bad_words_ids}"
@@ -157,7 +161,7 @@ class GenerationConfig:
             **laid_out,
             bias=of_all_rows(bias),
             bad_words=of_all_rows(_right_aligned([word for word in words if len(word) > 1])),
-            no_repeat_ngram_size=int(self.no_repeat_ngram_size),
+            no_repeat_ngram_size=int(size),
             begin_suppress_tokens=_ids("begin_suppress_tokens", self.begin_suppress_tokens, vocab_size),
             logits_processor=self.logits_processor,
             eos_ids=eos_ids,
@@ -367,6 +371,10 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 def _from_hf(found: Mapping[str, Any]) -> GenerationConfig:
     """Returns the options that a parsed generation_config.json states; warns of what cannot be followed."""
     found = {key: value for key, value in found.items() if value is not None}
+    if not isinstance(found.get("do_sample", False), bool):
+        raise ValueError(
+            f"`do_sample` of generation_config.json must be true or false, got {found['do_sample']!r}"
+        )
     options: dict[str, Any] = {name: found[name] for name in _SAME_IN_HF if name in found}
     # Lengths count the start token there.
     if "max_length" in found:

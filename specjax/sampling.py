@@ -70,6 +70,7 @@ def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))[..., : options.num_ids]
     of_row = lambda option: option.astype(logits.dtype)[:, None, None]  # noqa: E731
+    num_slots = 0 if history.tokens is None else history.tokens.shape[-1]
     if options.bias is not None:
         logits = logits + options.bias.astype(logits.dtype)[:, None]
     if options.repetition_penalty is not None:
@@ -82,7 +83,8 @@ def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.
     if options.presence_penalty is not None:
         occurs = _counts(history, logits, new_only=True) > 0
         logits = jnp.where(occurs, logits - of_row(options.presence_penalty), logits)
-    if options.no_repeat_ngram_size:
+    # What is longer than the text cannot occur in it twice.
+    if options.no_repeat_ngram_size and options.no_repeat_ngram_size <= num_slots:
         completions = _completions_of_ngrams(history, options.no_repeat_ngram_size)
         logits = jnp.where(_marked(completions, logits), -jnp.inf, logits)
     if options.bad_words is not None:

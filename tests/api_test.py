@@ -310,6 +310,8 @@ def test_stream_checks_when_it_is_called(target):
         specjax.stream(target, PROMPTS)
     with pytest.raises(ValueError, match="`temperature` must be"):
         specjax.stream(target, PROMPTS[0], temperature=-1)
+    with pytest.raises(ValueError, match="`num_samples` must be left out of a stream"):
+        specjax.stream(target, PROMPTS[0], num_samples=2)
 
 
 class Cleaned:

@@ -76,6 +76,10 @@ def test_from_pretrained_samples_as_transformers_does(tmp_path):
 def test_from_pretrained_without_a_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no generation_config.json: give a checkpoint that has one"):
         GenerationConfig.from_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="`do_sample` of generation_config.json must be true or false, got 'no'"
+    ):
+        read(tmp_path, do_sample="no")
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ValueError, match="generation_config.json"):
         GenerationConfig.from_pretrained(tmp_path)
@@ -100,6 +104,9 @@ def test_from_pretrained_without_a_file_is_refused(tmp_path):
         (dict(suppress_tokens=[2.5]), "`suppress_tokens` must be a list of ids"),
         (dict(suppress_tokens=range(V)), "`suppress_tokens` must leave a token"),
         (dict(begin_suppress_tokens=[V]), "`begin_suppress_tokens` must hold ids in"),
+        (dict(no_repeat_ngram_size=10**12), "`no_repeat_ngram_size` must be one whole number"),
+        (dict(bad_words_ids=5), "`bad_words_ids` must be a list of sequences of ids, got 5"),
+        (dict(bad_words_ids=np.array([[3, V]])), "`bad_words_ids` must hold ids in"),
         (dict(bad_words_ids=[[]]), "`bad_words_ids` must be sequences of ids, none empty"),
         (dict(bad_words_ids=[3]), "`bad_words_ids` must be a list of ids"),
         (dict(bad_words_ids=[[3, V]]), "`bad_words_ids` must hold ids in"),

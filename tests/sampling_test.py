@@ -326,6 +326,11 @@ def test_no_ngram_is_completed_twice(size):
     assert num_banned
 
 
+@pytest.mark.parametrize("size", [9, 10, 11, 10**9])
+def test_ngrams_longer_than_the_text_ban_nothing(size):
+    assert (adjusted(TEXTS, [0] * 5, no_repeat_ngram_size=size) == 0).all()  # of ten slots
+
+
 def test_bad_words_are_not_completed():
     words = [[4, 3], [3, 4, 5], [2], [1], [0, 3, 4, 3, 4, 5, 5], [5, 5, 5, 5, 5, 5, 5, 5, 2, 4]]
     found = adjusted(TEXTS, [0] * 5, bad_words_ids=words)

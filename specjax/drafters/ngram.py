@@ -192,4 +192,6 @@ def ngram(table: NgramTable | str | os.PathLike, num_draft: int = 5) -> NgramDra
       ValueError: `num_draft` is below 1, or the file cannot be read.
     """
     check_num_draft(num_draft)
+    if not isinstance(table, NgramTable | str | os.PathLike):
+        raise ValueError(f"`table` must be of drafters.learn_ngram, or a file, got {table!r:.80}")
     return NgramDrafter(table if isinstance(table, NgramTable) else load(table), num_draft)

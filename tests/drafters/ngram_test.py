@@ -39,6 +39,8 @@ def test_table_in_a_file_is_the_same(tmp_path):
     again = drafters.ngram(tmp_path / "new" / "table.safetensors", 2).table
     jax.tree.map(np.testing.assert_array_equal, again, table)
     (tmp_path / "other").write_text("{}")
+    with pytest.raises(ValueError, match="`table` must be of drafters.learn_ngram, or a file"):
+        drafters.ngram(np.zeros(3))
     for name in ("other", "missing"):
         with pytest.raises(ValueError, match=f"{name} is no n-gram table"):
             drafters.load_ngram(tmp_path / name)
