@@ -134,6 +134,9 @@ def generate_requested(
 ) -> Generation:
     """`generate`, its arguments checked already."""
     program, inputs = request
+    for name, function in {"on_round": on_round, "stop_at": stop_at}.items():
+        if function is not None and not callable(function):
+            raise ValueError(f"`{name}` must be a function, got {function!r:.80}")
     if on_round is None and stop_at is None:
         return jitted_generate(program, inputs)
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(request)):

@@ -26,7 +26,7 @@ def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})
         path = os.path.join(source, hub.get("subfolder") or "", name)
         return path if os.path.isfile(path) else None
     if os.path.isfile(source):
-        raise ValueError(f"{source!r} is a file: give the directory that holds it and config.json")
+        raise ValueError(f"{source!r} is a file: give the directory that holds it")
     if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
         raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
     from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only

@@ -154,6 +154,10 @@ def encode_prefixes(
     Raises:
       ValueError: not one text, nor one per row; an id without an embedding, of which there are `vocab_size`.
     """
+    if not isinstance(texts, str | Sequence | None):
+        raise ValueError(
+            f"`decoder_prefix` must be one text, or one per prompt ({num_rows}), got {texts!r:.80}"
+        )
     rows = [""] * num_rows if texts is None else [texts] * num_rows if isinstance(texts, str) else list(texts)
     if len(rows) != num_rows:
         raise ValueError(

@@ -152,6 +152,8 @@ def test_a_journal_of_other_options_raises(target, tmp_path):
         (dict(num_samples=0), "`num_samples` must be.*got 0"),
         (dict(prompts=["a" * 600]), r"prompts\[0\] must have at most 512 tokens, got 601"),
         (dict(decoder_prefix=["a", "b", "c"]), "`decoder_prefix` must be.*got 3"),
+        (dict(decoder_prefix=5), "`decoder_prefix` must be one text, or one per prompt .2., got 5"),
+        (dict(on_round=5), "`on_round` must be a function, got 5"),
         (dict(temperature=-1.0), "`temperature` must be"),
         (dict(max_new_tokens=-2), "`max_new_tokens` must be"),
         (dict(num_beams=4, guided_grammar="x"), "`guided_grammar` is not supported.*`num_beams` is not supp"),
