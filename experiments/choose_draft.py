@@ -131,7 +131,7 @@ def candidate(
     row |= {"million_params": measure.num_params(draft.params) / 1e6, "expected_alpha": expected_alpha}
     row |= {"c": costs.c, "overhead": rest[best] - best * costs.c, "num_draft": best}
     row |= {"verify_cost": verify[best], "tau": taus[best], "predicted_speedup": speedups[best]}
-    return row | {"verdict": "pays" if speedups[best] > 1 else "does not pay"}
+    return row | {"pays": "yes" if speedups[best] > 1 else "no"}
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:

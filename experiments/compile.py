@@ -207,7 +207,7 @@ def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:
     (first, low), (last, high) = min(peaks.items()), max(peaks.items())
     if high <= low:  # one batch size, or memory that does not depend on it
         return {}
-    return {"largest_batch_on_that_line": max(0, int(first + (memory - low) * (last - first) / (high - low)))}
+    return {"largest_batch": max(0, int(first + (memory - low) * (last - first) / (high - low)))}
 
 
 def main(console: Console) -> None:

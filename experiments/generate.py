@@ -168,19 +168,19 @@ def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], Out
     """Runs both arms at one temperature; returns a row for each K, and the last speculative outputs."""
     console = comparison.console
     console.rule(f"temperature {temperature:g}")
-    plain = comparison.run(None, "autoregressive")
+    baseline = comparison.run(None, "autoregressive")
     rows: list[Row] = []
-    for column in comparison.columns(plain, _NUM_TIMED.value, _REPEATS.value):
+    for column in comparison.columns(baseline, _NUM_TIMED.value, _REPEATS.value):
         if _ROUNDS.value and not rows and column.drafter is not None:
-            show_rounds(comparison, column.drafter, plain.sampled, f"rounds_t{temperature:g}")
-        if not plain.sampled and not rows:
+            show_rounds(comparison, column.drafter, baseline.sampled, f"rounds_t{temperature:g}")
+        if not baseline.sampled and not rows:
             show_rows(console, comparison.sources, column.texts, column.arm.generation, column.differing)
         for d in column.differing:
             kind = "near tie" if d.is_near_tie else "[red]ERROR[/red]"
             console.print(f"{kind}: line {d.row + 1}, token {d.position + 1}, top-2 margin {d.margin:.1e}")
         row = {"temperature": temperature, "num_draft": column.name, "rule": options.rule_name()}
         row |= {"batch_size": _BATCH_SIZE.value, "dtype": comparison.target.config.dtype, "seed": _SEED.value}
-        row |= {**column.row, "compile_s_target_alone": round(plain.first_s, 1)}
+        row |= {**column.row, "compile_s_autoregressive": round(baseline.first_s, 1)}
         rows.append(row | {"compile_s_speculative": round(column.arm.first_s, 1)})
     return rows, api.to_output(comparison.target.tokenizer, column.arm.generation)
 

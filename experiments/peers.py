@@ -50,7 +50,7 @@ _PEERS = flags.DEFINE_list("peers", list(peer_arms.BUILDERS), "Which libraries b
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and peers.png.")
 
-PLAIN = "specjax, autoregressive"
+AUTOREGRESSIVE = "specjax, autoregressive"
 # Milliseconds a token of each arm, and that over the autoregressive loop's in the same turn.
 Times = dict[str, tuple[measure.Spread, measure.Spread]]
 # Threads of some libraries go on waiting for work, at full speed, for up to .2 s after it.
@@ -64,7 +64,7 @@ def our_arm(requests: Sequence[Request]) -> Arm:
 
 def all_arms(case: Case, folder: pathlib.Path, console: Console) -> Arms:
     """Returns ours, then those of --peers; for one that cannot run, the reason."""
-    made: Arms = {PLAIN: our_arm(case.plain)}
+    made: Arms = {AUTOREGRESSIVE: our_arm(case.autoregressive)}
     made |= {name: our_arm(requests) for name, requests in case.speculative.items()}
     for library in _PEERS.value:
         with console.status(f"loading and converting for {library}"):
@@ -85,12 +85,12 @@ def time_all(callables: dict[str, Arm], counts: dict[str, int], num_sources: int
     alternating = measure.alternate(timed, _REPEATS.value)
     turns = list(progress.track(alternating, _REPEATS.value, "timing all arms in turns", console))
     ms = {name: np.array([1e3 * turn[name] / counts[name] for turn in turns]) for name in timed}
-    return {name: (measure.Spread.of(x), measure.Spread.of(x / ms[PLAIN])) for name, x in ms.items()}
+    return {name: (measure.Spread.of(x), measure.Spread.of(x / ms[AUTOREGRESSIVE])) for name, x in ms.items()}
 
 
 def same(case: Case, ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
     """Returns how much of an output is our autoregressive one; of the other rows, how many are near ties."""
-    found = compare.differences(ours, theirs, lambda row: (case.plain[row], 0))
+    found = compare.differences(ours, theirs, lambda row: (case.autoregressive[row], 0))
     same_rows, near_ties = compare.counted(found, len(ours))
     num_tokens = sum(map(len, ours))
     equal = num_tokens - sum(len(ours[d.row]) - d.position for d in found)
@@ -117,11 +117,11 @@ def compared(case: Case, made: Arms, console: Console) -> tuple[list[dict[str, A
         if not callable(arm):
             rows.append({**row, "ms_per_token": arm})
             continue
-        row |= zip(("ms_per_token", "time_over_plain"), map(str, times[name]), strict=True)
+        row |= zip(("ms_per_token", "time_over_autoregressive"), map(str, times[name]), strict=True)
         row["tokens_per_target_call"] = tau(case.speculative.get(name))
-        rows.append({**row, **same(case, outputs[PLAIN], outputs[name])})
+        rows.append({**row, **same(case, outputs[AUTOREGRESSIVE], outputs[name])})
     with console.status("measuring how fast memory is read"):
-        floor = memory_floor.row(case.plain, counts[PLAIN], _REPEATS.value)
+        floor = memory_floor.row(case.autoregressive, counts[AUTOREGRESSIVE], _REPEATS.value)
     return [*rows, {"model": case.name, **floor}], times
 
 
@@ -129,11 +129,11 @@ def plot(title: str, times: Times, floor_ms: float) -> Any:
     """Returns a figure: a bar for each arm, quartiles as whiskers, and the floor as a line."""
     figure, axis = results.subplots(1, 1, figsize=(9, 0.45 * len(times) + 1.5))
     names = list(times)[::-1]
-    ms, over_plain = zip(*(times[name] for name in names), strict=True)
+    ms, ratios = zip(*(times[name] for name in names), strict=True)
     whiskers = [[x.median - x.low for x in ms], [x.high - x.median for x in ms]]
     colors = ["C0" if name.startswith("specjax") else "C7" for name in names]
     axis.barh(names, [x.median for x in ms], xerr=whiskers, color=colors, ecolor="black", capsize=3)
-    for i, (x, ratio) in enumerate(zip(ms, over_plain, strict=True)):
+    for i, (x, ratio) in enumerate(zip(ms, ratios, strict=True)):
         axis.text(x.high, i, f"  {ratio.median:.2f}x", va="center", fontsize=8)
     axis.axvline(floor_ms, color="C3", linestyle="--", linewidth=1, label="float32 weights read once a token")
     limits, label = (0, 1.15 * max(x.high for x in ms)), "ms a token, end to end (and over autoregressive)"

@@ -69,11 +69,11 @@ def speedup(machine: str, target: str, draft: str, alpha: float, launch_s: float
         in_layer = LAYER_KERNELS if num_new == 1 else LAYER_KERNELS_OF_SEVERAL
         return max(took, launch_s * (OTHER_KERNELS + in_layer * PRESETS[name].num_decoder_layers))
 
-    plain = seconds(target, 1, devices)
-    c, v = seconds(draft, 1, 1) / plain, seconds(target, NUM_DRAFT + 1, devices) / plain
+    step_s = seconds(target, 1, devices)
+    c, v = seconds(draft, 1, 1) / step_s, seconds(target, NUM_DRAFT + 1, devices) / step_s
     tau = analysis.expected_tokens(alpha, NUM_DRAFT)
     faster = float(analysis.predicted_speedup(tau, NUM_DRAFT, c, v))
-    return {"plain_ms": 1e3 * plain, "c": c, "verify_cost": v, "predicted_speedup": faster}
+    return {"decoding_step_ms": 1e3 * step_s, "c": c, "verify_cost": v, "predicted_speedup": faster}
 
 
 def predict(machine: str, target: str, draft: str, alpha: float, paper: float | None) -> dict[str, Any]:
@@ -100,10 +100,10 @@ def measured_here() -> list[dict[str, Any]]:
         found = [row for row in document["rows"] if "forced_alpha" in row]
         curve = {row["num_new"]: row["verify_cost"] for row in document["rows"] if "num_new" in row}
         reads = call(f"t5-{name}", 1, bytes_per_number=4)
-        plain_ms = float(str(found[0]["ms_per_token_target_alone"]).split()[0])
+        decoding_step_ms = float(str(found[0]["ms_per_token_autoregressive"]).split()[0])
         row = {"measured_on": document["hardware"], "target": f"t5-{name}, float32"}
-        row |= {"gigabytes_target": reads.weights / 1e9, "plain_ms_measured": plain_ms}
-        row |= {"gigabytes_per_second_reached": sum(reads[:3]) / plain_ms / 1e6}
+        row |= {"gigabytes_target": reads.weights / 1e9, "decoding_step_ms_measured": decoding_step_ms}
+        row |= {"gigabytes_per_second_reached": sum(reads[:3]) / decoding_step_ms / 1e6}
         rows.append(row | {"verify_cost_measured": curve[8], "verify_cost_on_paper": 1.0})
     return rows
 

@@ -76,11 +76,11 @@ def entropy(module: Any, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     return -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-def describe(target: Model, plain: arms.Arm) -> dict[str, float]:
+def describe(target: Model, baseline: arms.Arm) -> dict[str, float]:
     """Returns what tasks differ in: the target's entropy, and how much of its output the source holds."""
     entropies, copied = [], []
-    tokens, lengths = plain.generation.tokens, plain.generation.length
-    for first, request in zip(itertools.count(0, plain.batch_size), plain.batches, strict=False):
+    tokens, lengths = baseline.generation.tokens, baseline.generation.length
+    for first, request in zip(itertools.count(0, baseline.batch_size), baseline.batches, strict=False):
         source, mask = (np.asarray(request.inputs[name]) for name in ("source_ids", "source_mask"))
         padded = np.zeros((len(source), tokens.shape[1]), np.int32)
         rows = tokens[first : first + len(source)]
@@ -114,11 +114,11 @@ def compare(
         options.rule(),
         truncate=True,
     )
-    plain = comparison.run(None, "autoregressive")
+    baseline = comparison.run(None, "autoregressive")
     shared = {"task": pair.task, "target": pair.target, "temperature": temperature}
     shared |= {"batch_size": batch_size, "rule": options.rule_name(), "dtype": target.config.dtype}
-    shared |= {"seed": _SEED.value, **describe(target, plain)}
-    for name, drafter, _, _, row, _ in comparison.columns(plain, _NUM_TIMED.value, _REPEATS.value):
+    shared |= {"seed": _SEED.value, **describe(target, baseline)}
+    for name, drafter, _, _, row, _ in comparison.columns(baseline, _NUM_TIMED.value, _REPEATS.value):
         if name.isdecimal() and "c" in row and row["alpha"] != "not applicable":
             tau = analysis.expected_tokens(row["alpha"], int(name))
             predicted = analysis.predicted_speedup(tau, int(name), row["c"], row["verify_cost"])
@@ -159,7 +159,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> Any:
     left.set_title("speed-up over autoregressive decoding, decode only")
     left.legend(fontsize=8)
     for arm, name, offset, color in (
-        ("_target_alone", "autoregressive", -0.12, "C7"),
+        ("_autoregressive", "autoregressive", -0.12, "C7"),
         ("", "speculative", 0.12, "C0"),
     ):
         for percent, marker in ((50, "o"), (90, ">")):

@@ -66,14 +66,14 @@ def forced_rows(
     console: Console, target: Network, name: str, draft: t5.T5Network, alphas: list[float], lengths: list[int]
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of one draft at every K of `lengths` and every alpha, as they are measured."""
-    plain, num_rows = build(target), _NUM_RUNS.value * _BATCH_SIZE.value
+    baseline, num_rows = build(target), _NUM_RUNS.value * _BATCH_SIZE.value
     for k in lengths:
         drafter = drafters.ModelDrafter(draft, k)
         forced = {alpha: synthetic.Forced(acceptance.speculative, alpha) for alpha in alphas}
         requests = {alpha: build(target, drafter, rule) for alpha, rule in forced.items()}
         costs = measure.round_costs(next(iter(requests.values()))[0], True, console)
         for alpha, runs in requests.items():
-            timing = measure.time_arms(plain, runs, num_rows, _REPEATS.value, console)
+            timing = measure.time_arms(baseline, runs, num_rows, _REPEATS.value, console)
             paper = analysis.predicted_speedup(analysis.expected_tokens(alpha, k), k, costs.c)
             row = {"target": _TARGET.value, "draft": name, "forced_alpha": alpha, "num_draft": k}
             row |= {**timing.row(), **timing.parts_row(costs, k), "predicted_speedup_paper": float(paper)}
@@ -86,7 +86,7 @@ def bandwidth(target: Any, timing: measure.Timing) -> dict[str, float]:
     sizes = dict(num_new=1, batch_size=_BATCH_SIZE.value, num_source=_SOURCE.value, num_cached=0)
     itemsize = target.params["embedding"].dtype.itemsize
     read = analysis.decoder_call(target.config, **sizes, bytes_per_number=itemsize).weights
-    step_ms = float(np.median(timing.ms_per_token(measure.PLAIN))) * _BATCH_SIZE.value
+    step_ms = float(np.median(timing.ms_per_token(measure.AUTOREGRESSIVE))) * _BATCH_SIZE.value
     return {"weights_gb_per_s": read / (1e6 * step_ms), **peak_share(read / (1e-3 * step_ms))}
 
 

@@ -81,42 +81,42 @@ class Comparison:
         self.console.print(f"{name}: first call, compilation included, {first_s:.1f} s")
         return Arm(batches, arms.decode_all(batches, len(self.sources), name, self.console), first_s)
 
-    def columns(self, plain: Arm, num_timed: int, repeats: int) -> Iterator[Column]:
+    def columns(self, baseline: Arm, num_timed: int, repeats: int) -> Iterator[Column]:
         """Yields each drafter of --num_draft.
 
         Args:
-          plain: what `run(None, ...)` returned.
+          baseline: what `run(None, ...)` returned.
           num_timed: sources in a timed turn, at most; whole batches are timed.
           repeats: timed turns; 0 times nothing.
         """
         target, console = self.target, self.console
         priced = self.sources[: max(self.batch_size, measure.NUM_PRICED)]
-        trial = measure.Trial(lambda drafter: self.build(drafter, priced), plain.sampled, console)
-        plain_quality = quality(texts_of(target, plain.generation), self.references)
+        trial = measure.Trial(lambda drafter: self.build(drafter, priced), baseline.sampled, console)
+        baseline_quality = quality(texts_of(target, baseline.generation), self.references)
         num_rows, num_requests = len(self.sources), -(-num_timed // self.batch_size)
         for name in columns.columns():
             drafter = columns.drafter(target, self.draft, name, trial)
             arm, all_alike = self.run(drafter, f"speculative, K = {name}"), columns.all_alike(name)
-            has_alpha = columns.has_alpha(name, plain.sampled, self.rule)
+            has_alpha = columns.has_alpha(name, baseline.sampled, self.rule)
             row = columns.settings(drafter) | counts(arm.generation, has_alpha, all_alike)
             differing: list[Difference] = []
-            if not plain.sampled:
+            if not baseline.sampled:
                 differing = differences(
-                    ids(plain.generation),
+                    ids(baseline.generation),
                     ids(arm.generation),
-                    lambda i: (plain.batches[i // self.batch_size], i % self.batch_size),
+                    lambda i: (baseline.batches[i // self.batch_size], i % self.batch_size),
                 )
                 row["identical_to_target"], row["num_near_ties"] = counted(differing, num_rows)
             texts = texts_of(target, arm.generation)
             row |= quality(texts, self.references)
-            row["quality_target"] = plain_quality.get("quality", "not run")
+            row["quality_autoregressive"] = baseline_quality.get("quality", "not run")
             if repeats:
-                both = (one.batches[:num_requests] for one in (plain, arm))
+                both = (one.batches[:num_requests] for one in (baseline, arm))
                 timing = measure.time_arms(*both, num_rows, repeats, console)
                 row["num_timed"] = min(num_requests * self.batch_size, num_rows)
                 row |= {**timing.row(), **timing.latency_row()}
                 if all_alike:
-                    costs = measure.round_costs(arm.batches[0], plain.sampled, console)
+                    costs = measure.round_costs(arm.batches[0], baseline.sampled, console)
                     row |= timing.parts_row(costs, arm.batches[0].program.max_depth)
             yield Column(name, drafter, arm, texts, row, differing)
 
@@ -178,18 +178,18 @@ class Difference(NamedTuple):
 
 
 def differences(
-    plain: Sequence[Sequence[int]],
+    baseline: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
     request_of: Callable[[int], tuple[Request, int]],
 ) -> list[Difference]:
     """Returns the rows of two greedy runs that differ, with the target's margin at each first difference.
 
     Args:
-      plain, others: ids of each row; `plain` are the target's own.
+      baseline, others: ids of each row; `baseline` are the target's own.
       request_of: from a row to what the target decodes it by, and its index in that batch.
     """
     found = []
-    for row, (ours, theirs) in enumerate(zip(plain, others, strict=True)):
+    for row, (ours, theirs) in enumerate(zip(baseline, others, strict=True)):
         pairs = enumerate(itertools.zip_longest(ours, theirs))
         position = next((at for at, (one, other) in pairs if one != other), None)
         if position is not None:

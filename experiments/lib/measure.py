@@ -70,7 +70,7 @@ def alternate(timed: Mapping[str, Callable[[], T]], repeats: int) -> Iterator[di
 # ---- whole requests
 
 
-PLAIN, SPECULATIVE = "target_alone", "speculative"  # the arms, as in results.json
+AUTOREGRESSIVE, SPECULATIVE = "autoregressive", "speculative"  # the arms, as in results.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +93,12 @@ class Timing:
 
     def speedup(self, part: slice = slice(1, 2)) -> Spread:
         """Returns autoregressive over speculative time per token, turn by turn."""
-        return Spread.of(self.ms_per_token(PLAIN, part) / self.ms_per_token(SPECULATIVE, part))
+        return Spread.of(self.ms_per_token(AUTOREGRESSIVE, part) / self.ms_per_token(SPECULATIVE, part))
 
     def row(self) -> dict[str, Any]:
         """Returns what a person asks first, in milliseconds a token."""
-        ms = {f"ms_per_token_{arm}": str(Spread.of(self.ms_per_token(arm))) for arm in (PLAIN, SPECULATIVE)}
+        both = (AUTOREGRESSIVE, SPECULATIVE)
+        ms = {f"ms_per_token_{arm}": str(Spread.of(self.ms_per_token(arm))) for arm in both}
         return ms | self.speedup().named("speedup")
 
     def latency_row(self) -> dict[str, Any]:
@@ -105,17 +106,18 @@ class Timing:
         latency = {arm: np.median(seconds.sum(2), 0) for arm, seconds in self.seconds.items()}
         share = {arm: float(np.median(x[:, :, 0].sum(1) / x.sum((1, 2)))) for arm, x in self.seconds.items()}
         row = {"speedup_end_to_end": self.speedup(slice(None)).median, "prefill_share": share[SPECULATIVE]}
-        row |= {f"prefill_share_{PLAIN}": share[PLAIN]}
-        row |= {"share_slower": float((latency[SPECULATIVE] > latency[PLAIN]).mean())}
-        for percent in (50, 90, 99) if len(latency[PLAIN]) >= 100 else (50, 90):
+        row |= {f"prefill_share_{AUTOREGRESSIVE}": share[AUTOREGRESSIVE]}
+        row |= {"share_slower": float((latency[SPECULATIVE] > latency[AUTOREGRESSIVE]).mean())}
+        for percent in (50, 90, 99) if len(latency[AUTOREGRESSIVE]) >= 100 else (50, 90):
             row[f"latency_p{percent}_s"] = float(np.percentile(latency[SPECULATIVE], percent))
-            row[f"latency_p{percent}_s_{PLAIN}"] = float(np.percentile(latency[PLAIN], percent))
+            baseline_s = float(np.percentile(latency[AUTOREGRESSIVE], percent))
+            row[f"latency_p{percent}_s_{AUTOREGRESSIVE}"] = baseline_s
         return row
 
     def parts_row(self, costs: "RoundCosts", max_depth: int) -> dict[str, Any]:
         """Returns the parts of a round in decoding steps, and what they predict for the sources timed."""
         per_round = {arm: self.tokens[arm] / self.rounds[arm] for arm in self.tokens}
-        gain = per_round[SPECULATIVE] / per_round[PLAIN]
+        gain = per_round[SPECULATIVE] / per_round[AUTOREGRESSIVE]
         predicted = float(analysis.predicted_speedup(gain, max_depth, costs.c, costs.v, costs.o))
         row = {"c": costs.c, "draft_cost": costs.c * max_depth, "verify_cost": costs.v, "overhead": costs.o}
         row |= {"tokens_per_round_timed": gain, "predicted_speedup": predicted}
@@ -123,13 +125,13 @@ class Timing:
 
 
 def time_arms(
-    plain: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int, console: Console
+    baseline: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int, console: Console
 ) -> Timing:
     """Times prefill and loop of every request, the arms taking turns.
 
     Tokens are those of the first `num_rows` rows: the rest fills up the last batch.
     """
-    both = {PLAIN: plain, SPECULATIVE: speculative}
+    both = {AUTOREGRESSIVE: baseline, SPECULATIVE: speculative}
     counted = {arm: arms.counted(requests, num_rows) for arm, requests in both.items()}  # compiles, too
     timed = {arm: functools.partial(request_seconds, requests) for arm, requests in both.items()}
     turns = list(progress.track(alternate(timed, repeats), repeats, "timing both in turns", console))
@@ -193,8 +195,8 @@ def round_costs(request: Request, sampled: bool, console: Console, repeats: int 
             "verify": functools.partial(verify_again, program.num_draft + 1),
         }
         parts = {name: repeated(body, program, state) for name, body in bodies.items()}
-        median = medians({"plain": _step(program, state, sampled), **parts}, repeats)
-    unit = median["plain"]
+        median = medians({"baseline": _step(program, state, sampled), **parts}, repeats)
+    unit = median["baseline"]
     rest = median["round"] - median["draft"] - median["verify"]
     return RoundCosts(median["draft"] / program.max_depth / unit, median["verify"] / unit, rest / unit)
 
@@ -209,8 +211,8 @@ def verify_costs(
         str(k): repeated(functools.partial(verify_again, k + 1), program, state)
         for k in dict.fromkeys(num_draft)
     }
-    median = medians({"plain": _step(program, state, sampled), **calls}, repeats)
-    return {k: median[str(k)] / median["plain"] for k in num_draft}
+    median = medians({"baseline": _step(program, state, sampled), **calls}, repeats)
+    return {k: median[str(k)] / median["baseline"] for k in num_draft}
 
 
 def medians(parts: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -235,8 +237,8 @@ def repeated(body: Body, program: Program, state: LoopState) -> Callable[[], Loo
 def _step(program: Program, state: LoopState, sampled: bool) -> Callable[[], LoopState]:
     """Returns a function that runs a round of autoregressive decoding 30 times."""
     counts = jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats)
-    plain = state.replace(drafter_state=None, stats=counts)
-    return repeated(functools.partial(round_again, sampled), program.replace(drafter=None), plain)
+    baseline = state.replace(drafter_state=None, stats=counts)
+    return repeated(functools.partial(round_again, sampled), program.replace(drafter=None), baseline)
 
 
 def round_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
@@ -309,7 +311,7 @@ class Trial:
     console: Console
 
     @functools.cached_property
-    def _plain(self) -> tuple[list[Request], float]:
+    def _baseline(self) -> tuple[list[Request], float]:
         """Requests of autoregressive decoding, and the tokens of a round."""
         requests = self.build(None)
         return requests, self._count(requests)[0]
@@ -322,14 +324,14 @@ class Trial:
         cost = costs.v + drafter.max_depth * costs.c + max(costs.o, 0.0)
         per_round, alpha = self._count(requests)
         # What is compiled depends on it, so all processes go by the clock of the first.
-        pair = multihost_utils.broadcast_one_to_all((cost, per_round / self._plain[1]))
+        pair = multihost_utils.broadcast_one_to_all((cost, per_round / self._baseline[1]))
         return Price(*map(float, pair), alpha, len(requests[0].inputs["limit"]))
 
     def pays(self, drafter: Drafter) -> bool:
         """Returns whether it is faster than autoregressive decoding in three of four turns and more."""
         requests = self.build(drafter)
         num_rows = len(requests) * len(requests[0].inputs["limit"])
-        timing = time_arms(self._plain[0], requests, num_rows, NUM_TRIED, self.console)
+        timing = time_arms(self._baseline[0], requests, num_rows, NUM_TRIED, self.console)
         return bool(multihost_utils.broadcast_one_to_all(timing.speedup().low) > 1)
 
     @staticmethod

@@ -56,5 +56,5 @@ def row(requests: Sequence[Request], num_tokens: int, repeats: int) -> dict[str,
     floor_ms = 1e3 * num_bytes / large
     found = {"weights_read_mb": num_bytes / 1e6, "read_gb_per_s": large / 1e9}
     found |= {"read_gb_per_s_at_that_size": alike / 1e9, "floor_ms": floor_ms}
-    found |= {"floor_ms_at_that_size": 1e3 * num_bytes / alike, "plain_loop_ms_per_token": str(ms)}
+    found |= {"floor_ms_at_that_size": 1e3 * num_bytes / alike, "autoregressive_loop_ms_per_token": str(ms)}
     return found | {"over_floor": ms.median / floor_ms}

@@ -42,7 +42,7 @@ def load_torch(directory: str) -> Any:
 
 
 def transformers_arms(case: Case, folder: pathlib.Path) -> Arms:
-    """Returns `generate` plain, assisted by the draft model, and with prompt lookup."""
+    """Returns `generate` autoregressive, assisted by the draft model, and with prompt lookup."""
     import torch
 
     del folder

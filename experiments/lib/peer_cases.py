@@ -26,7 +26,7 @@ class Case:
       config: of the target.
       sources: ids of each source, no padding.
       max_new_tokens: limit of a row.
-      plain: a request a source, autoregressive.
+      autoregressive: a request for each source, without a drafter.
       speculative: the same with each drafter, by its column.
     """
 
@@ -36,7 +36,7 @@ class Case:
     config: t5.T5Config
     sources: Sequence[np.ndarray]
     max_new_tokens: int
-    plain: list[Request]
+    autoregressive: list[Request]
     speculative: dict[str, list[Request]]
 
     @property
@@ -49,14 +49,18 @@ def of_pair(directory: str, draft_directory: str, texts: Sequence[str], max_new_
     """Returns the case of the checkpoints in these directories; drafters are those of --num_draft."""
     target, draft = specjax.load(directory), specjax.load(draft_directory)
     common = dict(batch_size=1, config=GenerationConfig(max_new_tokens=max_new_tokens))
-    plain = arms.requests(target, None, texts, **common)
+    autoregressive = arms.requests(target, None, texts, **common)
     speculative = {}
     for column in columns.columns():
         name = f"specjax, draft model, K = {column}" if column.isdecimal() else f"specjax, {column}"
         speculative[name] = arms.requests(target, columns.drafter(target, draft, column), texts, **common)
-    sources = [np.asarray(r.inputs["source_ids"])[np.asarray(r.inputs["source_mask"])] for r in plain]
+    sources = [
+        np.asarray(r.inputs["source_ids"])[np.asarray(r.inputs["source_mask"])] for r in autoregressive
+    ]
     name = pathlib.Path(directory).name
-    return Case(name, directory, draft_directory, target.config, sources, max_new_tokens, plain, speculative)
+    return Case(
+        name, directory, draft_directory, target.config, sources, max_new_tokens, autoregressive, speculative
+    )
 
 
 def of_shape(
@@ -85,9 +89,9 @@ def of_shape(
             target, sources[row, None], mask, drafter=drafter, max_new_tokens=max_new_tokens
         )
 
-    plain = [request(row) for row in range(num_sources)]
-    outputs = [np.asarray(decode.jitted_generate(*r).tokens)[0, :max_new_tokens] for r in plain]
-    case = Case(name, str(folder), None, config, sources, max_new_tokens, plain, {})
+    autoregressive = [request(row) for row in range(num_sources)]
+    outputs = [np.asarray(decode.jitted_generate(*r).tokens)[0, :max_new_tokens] for r in autoregressive]
+    case = Case(name, str(folder), None, config, sources, max_new_tokens, autoregressive, {})
     draft = synthetic.network(parse.shape(draft_name, config.dtype, config), 1)
     for num_draft in case.lengths:
         drafter = drafters.ModelDrafter(draft, num_draft)

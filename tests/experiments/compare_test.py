@@ -8,13 +8,13 @@ TEXTS = ["The dog runs. A man sits.", "Blue snow."]
 
 
 def test_differences_are_at_the_first_token_that_differs_with_the_margin_there(monkeypatch):
-    plain = [[5, 6, 1], [7, 8, 9], [4, 1], [3, 3]]
+    baseline = [[5, 6, 1], [7, 8, 9], [4, 1], [3, 3]]
     others = [[5, 6, 1], [7, 2, 9], [4, 1, 1], [3]]
     margins = {("b", 1, (7,)): 1e-6, ("c", 2, (4, 1)): 1.0, ("d", 3, (3,)): 1e-5}
     monkeypatch.setattr(
         compare, "margin", lambda request, before, index: margins[request, index, tuple(before)]
     )
-    found = compare.differences(plain, others, lambda row: ("abcd"[row], row))
+    found = compare.differences(baseline, others, lambda row: ("abcd"[row], row))
     assert [(d.row, d.position) for d in found] == [(1, 1), (2, 2), (3, 1)]
     assert compare.counted(found, 4) == ("1 of 4", 2)
 

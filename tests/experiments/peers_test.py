@@ -86,8 +86,8 @@ def test_peers_of_a_shape(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     *rows, floor = json.loads((tmp_path / "results.json").read_text())["rows"]
-    plain, forced_row, *others = rows
-    assert plain["same_rows"] == forced_row["same_rows"] == "1 of 1"
+    autoregressive, forced_row, *others = rows
+    assert autoregressive["same_rows"] == forced_row["same_rows"] == "1 of 1"
     assert forced_row["tokens_per_target_call"] == 3 and "forced" in forced_row["arm"]
     said = {row["ms_per_token"] for row in others if "same_rows" not in row}
     assert said <= {peer_arms.NO_DRAFT, peer_arms.NOT_INSTALLED} and said

@@ -84,9 +84,9 @@ def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
         f"--output={tmp_path}",
     )
     assert done.returncode == 0, done.stderr
-    plain, copies = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert plain["identical_to_alone"] == copies["identical_to_alone"] == "16 of 16"
-    assert plain["speedup"] > 0 and (tmp_path / "throughput.png").exists()
+    autoregressive, copies = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert autoregressive["identical_to_alone"] == copies["identical_to_alone"] == "16 of 16"
+    assert autoregressive["speedup"] > 0 and (tmp_path / "throughput.png").exists()
 
 
 def test_generate_with_no_text_says_so(pair):
@@ -187,7 +187,7 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["batch_size"] for row in rows] == [1, 3] and (tmp_path / "speedup.png").exists()
     for row in rows:
-        assert row["identical_to_target"] == "6 of 6" and row["quality"] == row["quality_target"]
+        assert row["identical_to_target"] == "6 of 6" and row["quality"] == row["quality_autoregressive"]
         assert row["speedup"] > 0 and 0 < row["latency_p50_s"] <= row["latency_p90_s"]
         assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
     for name in ("alpha", "tokens_per_target_call"):
