@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
-from experiments.lib import results, start
+from experiments.lib import legend, results, start
 
 _RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
 _LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
@@ -34,14 +34,14 @@ def table(folder: pathlib.Path, match: re.Match) -> str:
     document = json.loads(path.read_text())
     rows = [row for row in document["rows"] if field is None or (field in row) == (presence == "present")]
     names = [column.strip().partition(" as ") for column in columns.split(",")]
-    shown = [{shown or name: cell(row, name) for name, _, shown in names} for row in rows]
+    shown = [{header or legend.header(name): cell(row, name) for name, _, header in names} for row in rows]
     source = f"{document['hardware']}, {document['date']}: `{document['command']}`"
-    return f"{results.markdown(shown)}\n{source}\n"
+    return f"{results.markdown(shown, str)}\n{source}\n"
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
     """Returns a field; a path by its last part, a speed-up with its quartiles."""
-    value = row.get(name, "not run")
+    value = row.get(name, "-")
     if name in ("draft", "target"):
         return pathlib.PurePath(value).name
     if name == "speedup" and "speedup_low" in row:

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -113,42 +114,100 @@ def _finite(value: Any) -> Any:
 
 # ---- tables
 
+_MISSING = "-"  # the cell of a field that a row does not have
+_PIECE = re.compile(r"\S+?[/|_:]+(?=\S{4})|\S+|\s+")  # a cell is broken between these: words, parts of paths
+_WRAP = 20  # characters to which cells are wrapped before rows go into another block
+
 
 def _names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name, "not run")
+    value = row.get(name, _MISSING)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def markdown(rows: Rows) -> str:
-    """Returns the rows as a Markdown table; a missing field is "not run"."""
+def _lines(rows: Rows, header: Callable[[str], str] = legend.header) -> list[list[str]]:
+    """Returns the headers, then the cells of each row."""
     names = _names(rows)
-    lines = [names, ["---"] * len(names), *([_cell(row, name) for name in names] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return [[header(name) for name in names], *([_cell(row, name) for name in names] for row in rows)]
+
+
+def markdown(rows: Rows, header: Callable[[str], str] = legend.header) -> str:
+    """Returns the rows as a Markdown table; the cell of a missing field is "-".
+
+    Args:
+      header: maps the name of a field to its header.
+    """
+    first, *others = _lines(rows, header)
+    lines = [first, ["---"] * len(first), *others]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def show(console: Console, title: str, rows: Rows) -> None:
-    """Prints the rows side by side, one column a row: names on the left, as a person reads them."""
-    lines = [[name, *(_cell(row, name) for row in rows)] for name in _names(rows)]
-    _print_table(console, title, lines, "right")
+    """Prints the rows side by side, headers on the left, in blocks of as many rows as fit in the width."""
+    first = 0
+    while first < len(rows):
+        last = first + 1
+        while last < len(rows) and _fits(console, _lines(rows[first : last + 1]), _WRAP):
+            last += 1
+        numbers = f"{first + 1}" if last == first + 1 else f"{first + 1}-{last}"
+        part = f" ({numbers} of {len(rows)})" if last - first < len(rows) else ""
+        _print_table(console, title + part, _lines(rows[first:last]), "right")
+        first = last
 
 
 def show_lines(console: Console, title: str, rows: Rows) -> None:
-    """Prints the rows below each other, one line a row, as a person compares them."""
-    names = _names(rows)
-    lines = [[name.replace("_", " ") for name in names]]
-    _print_table(console, title, lines + [[_cell(row, name) for name in names] for row in rows], "left")
+    """Prints the rows below each other, a line each; side by side if the lines do not fit in the width."""
+    columns = list(zip(*_lines(rows), strict=True))
+    if _fits(console, columns):
+        _print_table(console, title, columns, "left")
+    else:
+        show(console, title, rows)
 
 
-def _print_table(console: Console, title: str, lines: list[list[str]], justify: Any) -> None:
+def _fits(console: Console, columns: Sequence[Sequence[str]], wrap: int = 0) -> bool:
+    """Returns whether columns fit in the width with no piece broken, and none narrower than `wrap` needs."""
+    return sum(_narrowest(column, wrap) for column in columns) <= _available(console, len(columns))
+
+
+def _available(console: Console, num_columns: int) -> int:
+    """Returns the characters that borders and padding leave to the cells."""
+    return console.width - 3 * num_columns - 1
+
+
+def _narrowest(column: Sequence[str], wrap: int = 0) -> int:
+    """Returns the least width of a column: its longest piece, or its longest cell if `wrap` is more."""
+    longest_piece = max(len(piece) for cell in column for piece in _PIECE.findall(cell) or [""])
+    return max(longest_piece, min(max(map(len, column)), wrap))
+
+
+def _wrapped(cell: str, width: int) -> str:
+    """Returns a cell in lines of at most `width`, broken between its pieces."""
+    lines = [""]
+    for piece in _PIECE.findall(cell):
+        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _print_table(console: Console, title: str, columns: Sequence[Sequence[str]], justify: Any) -> None:
+    """Prints columns, each with its header first; the widest are wrapped until all fit."""
+    widths = [max(map(len, column)) for column in columns]
+    narrowest = [_narrowest(column) for column in columns]
+    while sum(widths) > _available(console, len(columns)):
+        excess = [width if width > least else 0 for width, least in zip(widths, narrowest, strict=True)]
+        if not any(excess):
+            break  # a piece is longer than the line: it is folded
+        widths[excess.index(max(excess))] -= 1
     table = Table(title=title)  # cells are `Text`: brackets in them are no markup
-    for i, name in enumerate(lines[0]):
-        table.add_column(Text(name), overflow="fold", justify=justify if i else "left")
-    for line in lines[1:]:
-        table.add_row(*map(Text, line))
+    texts = [[Text(_wrapped(cell, width)) for cell in c] for c, width in zip(columns, widths, strict=True)]
+    for i, column in enumerate(texts):
+        table.add_column(column[0], overflow="fold", justify=justify if i else "left", min_width=widths[i])
+    for line in zip(*(column[1:] for column in texts), strict=True):
+        table.add_row(*line)
     console.print(table)
 
 

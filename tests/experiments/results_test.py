@@ -6,6 +6,7 @@ from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from experiments import report
 from experiments.lib import legend, results
 from tests.experiments.program import ROOT, run
 
@@ -18,13 +19,41 @@ def test_brackets_in_a_table_are_text():
         assert "'.[peers]'" in console.export_text()
 
 
-def test_every_column_of_what_is_published_is_explained():
-    """The columns named c=... are explained by the one before them."""
+def published():
+    """Yields path and document of each published results.json."""
     for path in sorted((ROOT / "experiments" / "results").glob("*/results.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        yield path, json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_published_column_has_a_header_of_its_own_and_a_meaning():
+    """The columns named c=... are explained by the one before them."""
+    for path, document in published():
         names = {name for row in document["rows"] for name in row if not name.startswith("c=")}
         below = legend.below(document["experiment"], names)
         assert names == {line.split("`")[1] for line in below.splitlines() if line.startswith("-")}, path
+        assert len({legend.header(name) for name in names}) == len(names), path
+
+
+def test_table_md_has_headers_in_words_and_the_fields_in_its_legend(tmp_path):
+    rows = [{"num_draft": 5, "peak_gib": 1.5, "some_field": "a|b"}, {"num_draft": 7}]
+    results.write(tmp_path, "compile", rows)
+    lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "| K or drafter | peak memory (GiB) | some field |"
+    assert lines[2:4] == ["| 5 | 1.5 | a\\|b |", "| 7 | - | - |"]
+    assert "- peak memory (GiB) (`peak_gib`): the largest memory per device at any time" in lines
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"] == rows
+
+
+def test_report_takes_headers_of_the_template_or_of_the_legend(tmp_path):
+    (tmp_path / "pair").mkdir()
+    results.write(
+        tmp_path / "pair", "speedup", [{"draft": "a/b", "alpha": 0.5}, {"draft": "c", "num_new": 1}]
+    )
+    match = report._LINE.fullmatch("{pair where num_new is absent: draft as small model, num_draft, alpha}")
+    lines = report.table(tmp_path, match).splitlines()
+    assert lines[0] == "| small model | K or drafter | alpha |" and lines[2:4] == ["| b | - | 0.5 |", ""]
+    match = report._LINE.fullmatch("{nothing: draft}")
+    assert report.table(tmp_path, match) == "Not run (nothing).\n"
 
 
 def test_marks_of_figures_stand_where_they_belong(tmp_path, monkeypatch):
