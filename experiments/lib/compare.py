@@ -109,7 +109,8 @@ class Comparison:
                 row["identical_to_target"], row["num_near_ties"] = counted(differing, num_rows)
             texts = texts_of(target, arm.generation)
             row |= quality(texts, self.references)
-            row["quality_autoregressive"] = baseline_quality.get("quality", "not run")
+            if baseline_quality:
+                row["quality_autoregressive"] = baseline_quality["quality"]
             if repeats:
                 both = (one.batches[:num_requests] for one in (baseline, arm))
                 timing = measure.time_arms(*both, num_rows, repeats, console)

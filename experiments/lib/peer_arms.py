@@ -21,7 +21,7 @@ Arm = Callable[[int], list[int]]
 Arms = dict[str, Arm | str]
 
 NOT_INSTALLED = "not installed: pip install -e '.[peers]'"
-NO_DRAFT = "not run: random weights, whose drafts are never accepted"
+NO_DRAFT = "not applicable: drafts of random weights are never accepted"
 PACKAGES = ("torch", "ctranslate2", "onnxruntime", "onnx", "onnxscript")
 
 

@@ -1,6 +1,8 @@
 """Tables as a person sees them."""
 
+import io
 import json
+import re
 
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
@@ -42,6 +44,36 @@ def test_table_md_has_headers_in_words_and_the_fields_in_its_legend(tmp_path):
     assert lines[2:4] == ["| 5 | 1.5 | a\\|b |", "| 7 | - | - |"]
     assert "- peak memory (GiB) (`peak_gib`): the largest memory per device at any time" in lines
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"] == rows
+
+
+def test_the_widest_published_table_is_readable_at_80_columns():
+    """No line is longer, and no word of a header and no number is broken."""
+    documents = [document for _, document in published()]
+    rows = max(
+        (document["rows"] for document in documents), key=lambda rows: len({k for r in rows for k in r})
+    )
+    for show in (results.show, results.show_lines):
+        console = Console(width=80, record=True, file=io.StringIO())
+        show(console, "speed-up", rows)
+        lines = console.export_text().splitlines()
+        assert max(map(len, lines)) <= 80
+        words = set(re.split(r"[\s│┃]+", "\n".join(lines)))
+        for row in rows:
+            assert words >= {word for name in row for word in legend.header(name).split()}
+            assert words >= {f"{x:.3g}" for x in row.values() if isinstance(x, float)}
+            assert words >= {str(x) for x in row.values() if isinstance(x, int)}
+
+
+def test_a_table_that_fits_is_a_line_a_row_and_another_is_transposed():
+    rows = [{"alpha": 0.5 + i / 100, "num_draft": i, "fits": "yes"} for i in range(3)]
+    rows[1].pop("fits")
+    for width, expected in ((80, [["0.5", "0", "yes"], ["0.51", "1", "-"]]), (22, [["fits", "yes"]])):
+        console = Console(width=width, record=True, file=io.StringIO())
+        results.show_lines(console, "rows", rows)
+        text = console.export_text()
+        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+        assert all(line in cells for line in expected), text
+        assert ("(1 of 3)" in text) == (width == 22)
 
 
 def test_report_takes_headers_of_the_template_or_of_the_legend(tmp_path):
