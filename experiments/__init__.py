@@ -3,4 +3,4 @@
 import importlib.util
 
 if importlib.util.find_spec("rich") is None:
-    raise SystemExit('the experiments need further packages: pip install -e ".[experiments]"')
+    raise SystemExit('the package rich is missing; run: pip install -e ".[experiments]"')

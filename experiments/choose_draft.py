@@ -1,10 +1,10 @@
-"""Which draft pays for this target, before using it?
+"""Predicts which draft models pay off for a target, before any is used.
 
   python -m experiments.choose_draft --flagfile=configs/choose_draft.flags
 
-For each candidate: the chance of acceptance along the target's own outputs (one teacher-forced pass),
-the cost of its steps on this machine, and from both the speed-up at the best K, at temperature 0 and
-1. With --measure the best K is run as well, in turns with autoregressive decoding.
+For each candidate this script measures the probability of acceptance along the target's own outputs (one
+teacher-forced pass) and the cost of its steps on this machine. From both it predicts the speed-up at the best
+K, at temperatures 0 and 1. --measure also times the best K, in turns with autoregressive decoding.
 """
 
 import dataclasses
@@ -28,29 +28,33 @@ from specjax.training import loop, losses
 from specjax.types import Drafter
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
-_DRAFTS = flags.DEFINE_multi_string("draft", [], "A candidate, the same way; several.")
-_INPUT = flags.DEFINE_string("input", None, "Sources: lines, or JSON lines, CSV or TSV; .gz too.")
-_PREFIX = flags.DEFINE_string("prefix", "", "Put before every source.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources of the sample.", lower_bound=1)
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=0)
-_NUM_DRAFT = flags.DEFINE_list("num_draft", ["1", "2", "3", "4", "5", "6", "8"], "Each K that is considered.")
-_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Each is a ranking of its own.")
+_DRAFTS = flags.DEFINE_multi_string(
+    "draft", [], "Draft model to consider, given like --target; may be repeated."
+)
+_INPUT = flags.DEFINE_string(
+    "input", None, "Sources: a file of text lines, JSON lines, CSV or TSV; may be gzipped."
+)
+_PREFIX = flags.DEFINE_string("prefix", "", "Prefix of every source.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Number of sources to use.", lower_bound=1)
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum new tokens per row.", lower_bound=0)
+_NUM_DRAFT = flags.DEFINE_list("num_draft", ["1", "2", "3", "4", "5", "6", "8"], "Values of K to consider.")
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Temperatures; each has its own ranking.")
 _DTYPE = parse.define_dtype()
-_MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns of candidates at their best K.", lower_bound=0)
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn.", lower_bound=1)
+_MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns at the best K; 0 times nothing.", lower_bound=0)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Number of sources per timed turn.", lower_bound=1)
 _SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
 def lengths() -> list[int]:
-    """Returns each K of --num_draft."""
+    """Returns the values of --num_draft."""
     return parse.counts("num_draft", _NUM_DRAFT.value)
 
 
 def build(
     target: Model, drafter: Drafter | None, sources: Sequence[str], temperature: float
 ) -> list[Request]:
-    """Returns the requests of one arm, a source each."""
+    """Returns the requests of one arm, one per source."""
     config = GenerationConfig(max_new_tokens=_MAX_NEW_TOKENS.value, temperature=temperature, seed=_SEED.value)
     return arms.requests(target, drafter, sources, batch_size=1, config=config)
 
@@ -76,9 +80,9 @@ def own_outputs(
 def acceptance_chances(
     target: Model, draft: Model, outputs: Sequence[data.Pair], temperature: float
 ) -> tuple[list[np.ndarray], float]:
-    """Returns the chance that each token of the target's outputs was an accepted draft, one array an output.
+    """Returns the probability of acceptance of each token of the target's outputs, and expected alpha.
 
-    Beside them their expected alpha, the mean over positions of the sum of min(p, q).
+    The probabilities are one array per output; expected alpha is the mean over positions of sum(min(p, q)).
     """
     num_ids, greedy = target.num_ids, sampling.is_greedy(temperature)
 
@@ -113,10 +117,10 @@ def candidate(
     outputs: Sequence[data.Pair],
     verify: dict[int, float],
 ) -> dict[str, Any]:
-    """Returns one row: what a draft would bring at its best K."""
-    with console.status(f"{name}: acceptance along the target's outputs"):
+    """Returns the row of one draft: the predicted speed-up at its best K."""
+    with console.status(f"{name}: measuring acceptance along the target's outputs"):
         chances, expected_alpha = acceptance_chances(target, draft, outputs, temperature)
-    # What a round costs beside the target call, K c + o, is timed at both ends and is a line between them.
+    # K c + o, the cost of a round besides the target call, is timed at both ends and interpolated linearly.
     ends = sorted({min(verify), max(verify)})
     beside = []
     for k in ends:
@@ -135,7 +139,7 @@ def candidate(
 
 
 def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[str, Any]:
-    """Returns what the pair takes at batch 1 in the target's dtype, and what sharing would save."""
+    """Returns the memory of the pair at batch 1 in the target's dtype, and what sharing would save."""
     size, num_draft = jnp.dtype(target.config.dtype).itemsize, max(lengths())
     target_memory, draft_memory = (
         analysis.memory(
@@ -168,7 +172,7 @@ def memory_row(target: Model, name: str, draft: Model, num_source: int) -> dict[
 def run_measured(
     console: Console, target: Model, draft: Model, row: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the speed-up of a row's K, run in turns with autoregressive decoding."""
+    """Returns the measured speed-up at a row's K, timed in turns with autoregressive decoding."""
     timed = sources[: _NUM_TIMED.value]
     both = (
         build(target, drafter, timed, row["temperature"])
@@ -181,7 +185,7 @@ def run_measured(
 def rank(
     console: Console, target: Model, candidates: dict[str, Model], sources: Sequence[str], temperature: float
 ) -> list[dict[str, Any]]:
-    """Returns the rows of one temperature, the best candidate first."""
+    """Returns the rows of one temperature, best candidate first."""
     outputs = own_outputs(console, target, sources, temperature)
     with console.status("timing target calls on K + 1 tokens"):
         request = build(target, drafters.from_model(target, 1), sources[:1], temperature)[0]
@@ -198,7 +202,7 @@ def rank(
 
 def main(console: Console) -> None:
     if not _DRAFTS.value:
-        raise ValueError("--draft is missing: name at least one candidate")
+        raise ValueError("`--draft` must be given; name at least one candidate")
     temperatures = parse.numbers("temperature", _TEMPERATURE.value)
     lengths()
     lines, texts = inputs.asked(_INPUT.value, _NUM_EXAMPLES.value)
@@ -222,12 +226,12 @@ def main(console: Console) -> None:
         results.show_lines(console, f"temperature {temperature:g}, best first", shown)
         best = ranked[0]
         if best["predicted_speedup"] <= 1:
-            console.print("none of them pays here: decode autoregressively")
+            console.print("no candidate pays off here: decode autoregressively")
         else:
             console.print(
-                f"predicted; `python -m experiments.generate --target={_TARGET.value} "
-                f"--draft={best['draft']} --input={_INPUT.value} "
-                f"--num_draft={best['num_draft']} --temperature={temperature:g}` measures it",
+                "to measure the best candidate: "
+                f"python -m experiments.generate --target={_TARGET.value} --draft={best['draft']} "
+                f"--input={_INPUT.value} --num_draft={best['num_draft']} --temperature={temperature:g}",
                 soft_wrap=True,
             )
         rows += ranked

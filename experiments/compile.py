@@ -1,10 +1,10 @@
-"""Does it fit, and what will it do there? The real program, compiled for a TPU or GPU that need not be here.
+"""Compiles decoding for TPUs or GPUs that this machine does not have: does it fit, and what will it run?
 
   python -m experiments.compile --flagfile=configs/compile_small.flags
 
-The whole of decoding (encoder, draft, verification, acceptance, the loop over rounds) is compiled from
-shapes alone by the compiler of those devices: no weights exist, nothing runs. Prints a row for each topology
-and drafter: the memory of a device, and what stands in the loop over rounds.
+The compiler of those devices compiles the whole of decoding (encoder, draft, verification, acceptance and the
+loop over rounds) from shapes only. No weights are made and nothing is executed. Each row of the table has a
+topology, a target, a drafter and a batch size; it reports memory per device and the contents of the loop.
 """
 
 import itertools
@@ -29,26 +29,28 @@ from specjax.loading import Model
 from specjax.models import convert, families, heads, heads_io
 
 _TOPOLOGY = flags.DEFINE_list(
-    "topology", ["v5e-8"], f"What to compile for, a row each: {', '.join(compilers.SLICES)}."
+    "topology", ["v5e-8"], f"Devices to compile for: {', '.join(compilers.SLICES)}."
 )
 _TARGET = flags.DEFINE_list(
-    "target", ["t5-v1_1-xxl"], "Shapes by name, LAYERSxWIDTH, or directories of models."
+    "target", ["t5-v1_1-xxl"], "Targets: names of shapes, LAYERSxWIDTH, or directories of models."
 )
-_DRAFT = flags.DEFINE_string("draft", "t5-small", "The same of the draft, which is replicated.")
-_MESH = flags.DEFINE_string("mesh", None, "DATAxMODEL; default: the model over all devices, as in 1x8.")
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Of weights and computation.")
-_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows over all devices, a row of the table each.")
-_SOURCE = flags.DEFINE_integer("source_length", 512, "Source tokens.", lower_bound=1)
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of a row.", lower_bound=1)
-_PROGRAM = flags.DEFINE_enum("program", "sampled", ["sampled", "greedy"], "Which loop is looked into.")
-_HLO = flags.DEFINE_string("hlo", None, "Directory for the compiled programs as text.")
+_DRAFT = flags.DEFINE_string("draft", "t5-small", "Draft, given like --target; it is replicated.")
+_MESH = flags.DEFINE_string(
+    "mesh", None, "DATAxMODEL; by default the model is divided over all devices (1x8)."
+)
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", convert.DTYPES, "Dtype of weights and computation.")
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Batch sizes, over all devices together.")
+_SOURCE = flags.DEFINE_integer("source_length", 512, "Number of source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Maximum new tokens per row.", lower_bound=1)
+_PROGRAM = flags.DEFINE_enum("program", "sampled", ["sampled", "greedy"], "Loop to inspect.")
+_HLO = flags.DEFINE_string("hlo", None, "Directory for the text of the compiled programs.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
-LARGE = 1 << 20  # bytes of a copy that is counted
+LARGE = 1 << 20  # bytes; copies above this size are counted
 
 
 class _Outlines:
-    """What drafters can be made of, as shapes on a mesh; see `drafters.Parts`."""
+    """The parts that drafters are made of, as shapes on a mesh; see `drafters.Parts`."""
 
     def __init__(self, target: Model, mesh: Mesh):
         self.target, self.mesh = target, mesh
@@ -57,10 +59,12 @@ class _Outlines:
         return loading.outline(_config(_DRAFT.value), self.mesh, sharding.REPLICATED)
 
     def int8_target(self) -> Model:
-        raise ValueError("--num_draft=int8: it has no outline; give another kind")
+        raise ValueError(
+            "`--num_draft` must not be int8 here: it cannot be compiled from shapes; give another kind"
+        )
 
     def heads(self, kind: str) -> heads.HeadsNetwork:
-        """Heads as wide as the target, with all of its ids: the largest there can be."""
+        """Returns the largest possible heads: as wide as the target, with all of its ids."""
         shape, network = self.target.config, self.target.network
         widths = dict(d_model=shape.d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_heads=shape.num_heads)
         config = heads.HeadsConfig(kind, 8, num_layers=0 if kind == "medusa" else 1, **widths)
@@ -92,16 +96,16 @@ def request(mesh: Mesh, target_name: str, column: str, batch_size: int) -> decod
     """Returns a request whose arrays are shapes on a mesh.
 
     Args:
-      mesh: of `compilers.make_mesh`.
-      target_name: of --target.
-      column: of --num_draft.
+      mesh: from `compilers.make_mesh`.
+      target_name: one of --target.
+      column: one of --num_draft.
       batch_size: B.
     """
     sharding.check_rows(mesh, batch_size)
     target = loading.outline(_config(target_name), mesh)
     drafter = columns.of_parts(_Outlines(target, mesh), column)
     size = (batch_size, _SOURCE.value)
-    # Arguments are checked and laid out on this machine, then moved to devices that are not here.
+    # Arguments are checked and laid out on this machine, then given shardings over the absent devices.
     here = target.network.replace(cache_sharding=None)
     program, inputs = decode.prepare(
         here, np.full(size, 2, np.int32), np.ones(size, bool), max_new_tokens=_NEW_TOKENS.value
@@ -113,7 +117,7 @@ def request(mesh: Mesh, target_name: str, column: str, batch_size: int) -> decod
 
 
 def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path | None) -> dict[str, Any]:
-    """Compiles a request, and returns what the compiler says of it."""
+    """Compiles a request; returns the memory and the loop that the compiler reports."""
     started = time.perf_counter()
     lowered = decode.jitted_generate.trace(*request).lower(lowering_platforms=(devices.platform,))
     gib = lambda size: round(size / 2**30, 3)  # noqa: E731
@@ -142,10 +146,10 @@ def compiled_row(devices: Slice, request: decode.Request, hlo_path: pathlib.Path
 
 
 def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[str, Any]:
-    """Returns what stands in the loop over rounds; counts are of one round."""
+    """Returns the contents of the loop over rounds; counts are per round."""
     in_draft, others = hlo.draft_and_rest(rounds)
     count = "kernels" if platform == "cuda" else "instructions"
-    # The first draft comes of the call before the loop.
+    # The first draft comes from the call before the inner loop.
     per_step, per_round = hlo.per_round(rounds, request.program.max_depth - 1)
     return {
         "collectives_in_draft": hlo.names([one for one in in_draft if one.is_collective]) or "none",
@@ -158,7 +162,7 @@ def loop_row(rounds: hlo.Loop, request: decode.Request, platform: str) -> dict[s
 
 
 def rows(console: Console, kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields a row for each topology, drafter and batch size, as it is compiled, or as it is in `kept`."""
+    """Yields a row for each topology, target, drafter and batch size, compiled or taken from `kept`."""
     for name in _TOPOLOGY.value:
         devices = compilers.SLICES[name]
         shape = (1, devices.num_devices) if _MESH.value is None else parse.mesh(_MESH.value)
@@ -182,30 +186,28 @@ def rows(console: Console, kept: list[dict[str, Any]]) -> Iterator[dict[str, Any
                 label = "-".join(map(str, settings.values())).replace("/", "_").replace(" ", "-")
                 path = None if _HLO.value is None else pathlib.Path(_HLO.value) / f"{label}.txt"
                 with console.status(
-                    f"compiling for {name}: {target}, {settings['drafter']}, {batch_size} rows"
+                    f"compiling for {name}: {target}, {settings['drafter']}, batch size {batch_size}"
                 ):
                     row = compiled_row(devices, request(mesh, target, column, batch_size), path)
-                jax.clear_caches()  # each program holds gigabytes, and none is compiled twice
+                jax.clear_caches()  # each program holds gigabytes, and none is used again
                 peaks[batch_size] = row["peak_gib"]
                 yield settings | row | largest_batch(peaks, row["usable_gib"])
 
 
 def rows_kept(console: Console) -> list[dict[str, Any]]:
-    """Returns the rows that an earlier run of the same command, which was stopped, has left in --output."""
+    """Returns the rows in --output that an interrupted run of the same command has left."""
     path = pathlib.Path(_OUTPUT.value or "") / "results.json"
     document = json.loads(path.read_text()) if _OUTPUT.value and path.is_file() else {}
     if document.get("command") != results.command("compile"):
         return []
-    console.print(
-        f"{len(document['rows'])} rows of {_OUTPUT.value} are kept: delete it to compile them again"
-    )
+    console.print(f"keeping {len(document['rows'])} rows of {_OUTPUT.value}; delete it to compile them again")
     return document["rows"]
 
 
 def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:
-    """Returns the most rows that fit, on the line through the peaks of the smallest and the largest batch."""
+    """Returns the largest batch that fits by linear extrapolation of peak memory over batch size."""
     (first, low), (last, high) = min(peaks.items()), max(peaks.items())
-    if high <= low:  # one batch size, or memory that does not depend on it
+    if high <= low:  # only one batch size, or memory that does not grow with it
         return {}
     return {"largest_batch": max(0, int(first + (memory - low) * (last - first) / (high - low)))}
 
@@ -213,7 +215,7 @@ def largest_batch(peaks: dict[int, float], memory: float) -> dict[str, int]:
 def main(console: Console) -> None:
     for name in _TOPOLOGY.value:
         if name not in compilers.SLICES:
-            raise ValueError(f"--topology={name}: give one of {', '.join(compilers.SLICES)}")
+            raise ValueError(f"`--topology` must be one of {', '.join(compilers.SLICES)}, got {name}")
     columns.check()
     compilers.prepare({compilers.SLICES[name].platform for name in _TOPOLOGY.value})
     if _HLO.value is not None:
@@ -222,7 +224,7 @@ def main(console: Console) -> None:
     for row in rows(console, rows_kept(console)):
         found.append(row)
         results.show(console, f"row {len(found)}", [row])
-        if _OUTPUT.value:  # kept as they come: the next one may take long
+        if _OUTPUT.value:  # after every row: the next may take long
             results.write(_OUTPUT.value, "compile", found, more=("libtpu", "jax-cuda13-plugin"))
     results.save(console, _OUTPUT.value, "compile", found)
 

@@ -1,11 +1,11 @@
-"""Is this device right, and what does it launch? Two quick looks before anything is measured on it.
+"""Checks a device quickly before anything is measured on it: its tokens, and the kernels that it launches.
 
   python -m experiments.device_check --part=tokens --output=DIR
   python -m experiments.device_check --part=profile --target=t5-v1_1-xxl --draft=t5-small --output=DIR
 
-tokens: the shipped pair's greedy output on this device beside that of the CPU, near ties of the target's two
-best logits listed. profile: a few rounds of a shape with random weights under the profiler; what the device
-ran in a round, beside what the compiled program holds.
+--part=tokens compares the greedy output of the shipped pair on this device with that on the CPU, and lists
+near ties of the target's two largest logits. --part=profile runs a few rounds of a shape with random weights
+under the profiler, and compares the kernels launched per round with those of the compiled program.
 """
 
 import pathlib
@@ -21,23 +21,21 @@ import specjax
 from experiments.lib import compare, hlo, parse, results, start, synthetic
 from specjax import api, data, decode, drafters
 
-_PART = flags.DEFINE_enum("part", "tokens", ["tokens", "profile"], "Which of the two.")
+_PART = flags.DEFINE_enum("part", "tokens", ["tokens", "profile"], "Check to run.")
 _PAIR = flags.DEFINE_string(
-    "checkpoints", "experiments/checkpoints/captions", "Of the pair, up to -target and -draft."
+    "checkpoints", "experiments/checkpoints/captions", "Path of the pair without -target or -draft."
 )
-_INPUT = flags.DEFINE_string("input", "configs/demo.txt", "Sources of the pair, one a line.")
-_TARGET = flags.DEFINE_string(
-    "target", "t5-small", "Shape of the profiled target, as of experiments.walltime."
-)
+_INPUT = flags.DEFINE_string("input", "configs/demo.txt", "Sources for the pair, one per line.")
+_TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the profiled target; see experiments.walltime.")
 _DRAFT = flags.DEFINE_string("draft", "1x64", "Shape of its draft.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens of the profiled pair.", lower_bound=1)
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Number of source tokens for the profile.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
-NUM_DRAFT = 5  # K, of both parts
+NUM_DRAFT = 5  # K, in both checks
 
 
 def token_rows(console: Console) -> list[dict[str, Any]]:
-    """Returns how many sources get the CPU's greedy tokens, without and with a drafter, and who does not."""
+    """Returns a row without and one with a drafter: outputs identical to the CPU's, and differences."""
     sources = data.read_lines(_INPUT.value)
 
     def decoded(device: jax.Device, num_draft: int) -> tuple[list[list[int]], decode.Request]:
@@ -66,7 +64,7 @@ def token_rows(console: Console) -> list[dict[str, Any]]:
 
 
 def profile_row(console: Console) -> dict[str, Any]:
-    """Returns what the device ran in a round, and what the compiled loop holds."""
+    """Returns the kernels that the device launched per round, and those of the compiled loop."""
     config = parse.shape(_TARGET.value, synthetic.default_dtype())
     target = synthetic.network(config, 0)
     draft = synthetic.network(parse.shape(_DRAFT.value, config.dtype, config), 1)
@@ -103,7 +101,7 @@ def profile_row(console: Console) -> dict[str, Any]:
 
 
 def _launches(folder: str) -> int:
-    """Returns the events on the lines of devices in a trace: kernels and copies of one run."""
+    """Returns the number of events on the device lines of a trace: kernels and copies of one run."""
     (path,) = pathlib.Path(folder).glob("**/*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
     lines = [line for plane in planes if plane.name.startswith("/device:GPU") for line in plane.lines]

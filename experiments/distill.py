@@ -1,12 +1,12 @@
-"""Distils drafts from a frozen target, several ways side by side, and reports what each brings.
+"""Distils a draft from a frozen target with several objectives side by side, and compares them.
 
   python -m experiments.distill --flagfile=configs/distill_captions.flags --data_dir=DATA
 
-Every arm is an objective and the sequences it is trained on; all take the same steps from the same
-draft. `likelihood:data` is the control: training that goes on as before. Every `--report_every`
-steps the expected alpha on validation sources is printed, checkpoints are written, and a run that
-was stopped goes on from the newest. At the end each arm's best step (by validation) is evaluated on
-the test split, and the best arm is exported.
+An arm is an objective and the sequences that it is trained on. All arms start from the same draft and take
+the same number of steps. `likelihood:data` is the control: further training without distillation. Every
+--report_every steps the script prints expected alpha on validation sources and writes a checkpoint; an
+interrupted run resumes from the newest. At the end each arm's best step by validation is evaluated on the
+test split, and the best arm is exported.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ training.define_run(
 )
 training.define_sequences()
 _TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
-_DRAFT = flags.DEFINE_string("draft", None, "The draft to start from, the same way.")
+_DRAFT = flags.DEFINE_string("draft", None, "Draft to start from, given like --target.")
 _ARMS = flags.DEFINE_list(
     "arms",
     [
@@ -49,16 +49,16 @@ _ARMS = flags.DEFINE_list(
         "total_variation:target",
         "forward_kl:draft",
     ],
-    "OBJECTIVE:SEQUENCES each; sequences are data, target (sampled before) or draft (on policy).",
+    "Arms, each OBJECTIVE:SEQUENCES; sequences are data, target (sampled once) or draft (on policy).",
 )
-_NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Test sources.")
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K of the measured alpha and tau.", lower_bound=1)
+_NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Number of test sources.")
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K at which alpha and tau are measured.", lower_bound=1)
 
 
 Evaluate = Callable[[Any], dict[str, float]]
 
 
-# ---- the arms, in step with each other
+# ---- the arms, trained in step
 
 
 class Arms(struct.PyTreeNode):
@@ -68,20 +68,20 @@ class Arms(struct.PyTreeNode):
 
     @property
     def step(self) -> jax.Array:
-        """Of every arm."""
+        """The step, the same for every arm."""
         return next(iter(self.states.values())).step
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch(data.Batch):
-    """A batch of the data, and the target's outputs for the same sources."""
+    """A batch of the data, with the target's outputs for the same sources."""
 
     generated_ids: np.ndarray
     generated_mask: np.ndarray
 
 
 def parse(arm: str) -> tuple[str, str]:
-    """Returns the objective and the kind of sequences: ("forward_kl", "target") of "forward_kl:target".
+    """Returns the objective and the kind of sequences: ("forward_kl", "target") for "forward_kl:target".
 
     Raises:
       ValueError: an unknown objective or kind of sequences.
@@ -90,13 +90,14 @@ def parse(arm: str) -> tuple[str, str]:
     objectives = ["likelihood", *losses.DIVERGENCES]
     if objective not in objectives or sequences not in ("data", "target", "draft"):
         raise ValueError(
-            f"--arms={arm}: give OBJECTIVE:SEQUENCES, from {', '.join(objectives)} and data, target, draft"
+            f"`--arms` must be OBJECTIVE:SEQUENCES, got {arm}; objectives are {', '.join(objectives)}, and "
+            "sequences are data, target, draft"
         )
     return objective, sequences
 
 
 def make_step(target: Model, draft: Model, optimization: Optimization, like: TrainState) -> Callable:
-    """Returns a step of all --arms: `(Arms, arrays of a Batch) -> (Arms, mean loss)`."""
+    """Returns a training step of all --arms: `(Arms, arrays of a Batch) -> (Arms, mean loss)`."""
     module = families.module(dataclasses.replace(draft.config, dropout_rate=0.0))
     teacher = distillation.make_teacher(target.network)
     on_policy = distillation.make_on_policy(draft.network, training.max_new_tokens())
@@ -133,11 +134,11 @@ def make_step(target: Model, draft: Model, optimization: Optimization, like: Tra
     return step
 
 
-# ---- sequences, and what they show
+# ---- sequences and evaluation
 
 
 def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_step: int) -> Iterator[Batch]:
-    """Yields batches of both without end, a function of the step."""
+    """Yields batches of both without end; they depend on the step only."""
     for own, other in training.batches(start_step, pairs, generated):
         yield Batch(*dataclasses.astuple(own), other.target_ids, other.target_mask)
 
@@ -145,7 +146,7 @@ def batches(pairs: Sequence[data.Pair], generated: Sequence[data.Pair], start_st
 def generated_pairs(
     console: Console, target: Model, draft: Model, pairs: Sequence[data.Pair], name: str, temperature: float
 ) -> list[data.Pair]:
-    """Returns the target's outputs for the sources of `pairs`; kept in a file, which a resumed run reads."""
+    """Returns the target's outputs for the sources of `pairs`, from a file if an earlier run has made it."""
     return resuming.outputs(
         console,
         target,
@@ -162,9 +163,10 @@ def generated_pairs(
 def make_evaluate(
     console: Console, target: Model, draft: Model, name: str, split: str, count: int
 ) -> Evaluate:
-    """Returns a function from a draft's params to its chances of acceptance where the target goes.
+    """Returns a function from a draft's params to its mean acceptance along the target's outputs.
 
-    They are means along the target's samples, and along its greedy outputs, which are kept under `name`.
+    Expected alpha is along the target's samples, greedy agreement along its greedy outputs. Both are stored
+    under `name`.
     """
     pairs = training.tokenized(split, count, target.tokenizer)
     acceptance = distillation.make_acceptance(target.network, draft.network)
@@ -181,7 +183,7 @@ def make_evaluate(
 
 
 def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]) -> dict[str, float]:
-    """Returns alpha and tau of real decoding at temperature 0 and 1."""
+    """Returns alpha and tau measured by decoding at temperatures 0 and 1."""
     row = {}
     for temperature in (0.0, 1.0):
         config = GenerationConfig(
@@ -202,7 +204,7 @@ def measured(console: Console, target: Model, draft: Model, texts: Sequence[str]
 def train(
     console: Console, target: Model, draft: Model, saved: checkpoints.Checkpoints
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, float]]], dict[str, Any]]:
-    """Runs all arms; returns each one's best params by validation, its reports, and how good the best was."""
+    """Trains all arms; returns each arm's best params by validation, its reports, and the best value."""
     names = _ARMS.value
     pairs = training.tokenized(FLAGS.splits[0], FLAGS.num_sequences, target.tokenizer)
     generated = generated_pairs(console, target, draft, pairs, "train", 1.0)
@@ -231,7 +233,7 @@ def train(
 
     def report(arms: Arms, now: loop.Progress) -> bool:
         console.print(
-            f"step {now.step}/{FLAGS.num_steps}  {now.tokens_per_s:.0f} tokens/s an arm", soft_wrap=True
+            f"step {now.step}/{FLAGS.num_steps}  {now.tokens_per_s:.0f} tokens/s per arm", soft_wrap=True
         )
         for arm, state in arms.states.items():
             found = evaluate(state.params)
@@ -247,7 +249,7 @@ def train(
 
     if not best:
         before = evaluate(draft.params)
-        console.print("before: " + "  ".join(f"{k} {v:.4f}" for k, v in before.items()))
+        console.print("before distillation: " + "  ".join(f"{k} {v:.4f}" for k, v in before.items()))
         history = {arm: [{"step": 0, **before}] for arm in names}
         first = loop.Best(larger_is_better=True, step=0, value=sum(before.values()))
         best = dict.fromkeys(names, dataclasses.asdict(first))
@@ -260,12 +262,12 @@ def train(
 
 
 def compare(console: Console, target: Model, draft: Model, kept: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of every arm's best step, and of the draft it all began with, on the test split."""
+    """Returns the test-split rows of each arm's best step, and of the draft before distillation."""
     texts = [source for source, _ in training.pairs(FLAGS.splits[2], _NUM_TEST.value)]
     evaluate = make_evaluate(console, target, draft, "test", FLAGS.splits[2], _NUM_TEST.value)
     rows = []
     for arm, params in {"before": draft.params, **{arm: kept[arm] for arm in _ARMS.value}}.items():
-        console.print(f"test: {arm}")
+        console.print(f"evaluating on the test split: {arm}")
         network = draft.network.replace(params=jax.tree.map(jnp.asarray, params))
         found = evaluate(network.params)
         model = dataclasses.replace(draft, network=network)
@@ -279,7 +281,7 @@ def compare(console: Console, target: Model, draft: Model, kept: dict[str, Any])
 
 
 def plot(history: dict[str, list[dict[str, float]]]) -> Any:
-    """Returns a figure: expected alpha and greedy agreement (validation) over steps, a line an arm."""
+    """Returns a figure: expected alpha and greedy agreement (validation) over steps, one line per arm."""
     figure, axes = results.subplots(1, 2, figsize=(11, 5), sharex=True)
     names = {"expected_alpha": "expected alpha, temperature 1", "greedy_agreement": "greedy agreement"}
     for axis, (name, title) in zip(axes, names.items(), strict=True):
@@ -307,7 +309,7 @@ def main(console: Console) -> None:
     if FLAGS.export:
         chosen = max(kept, key=lambda arm: best[arm]["value"])
         convert.save(FLAGS.export, draft.config, kept[chosen], draft.tokenizer, dtype="bfloat16")
-        console.print(f"wrote {chosen}, the best on validation, to {FLAGS.export}", soft_wrap=True)
+        console.print(f"wrote {chosen}, the best arm by validation, to {FLAGS.export}", soft_wrap=True)
 
 
 if __name__ == "__main__":

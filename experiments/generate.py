@@ -1,4 +1,4 @@
-"""The main job: text in, the target's text out, faster; both runs side by side.
+"""Generates text with a target and a drafter, and compares it with autoregressive decoding.
 
   python -m experiments.generate --flagfile=configs/demo.flags
   python -m experiments.generate --target=DIR --draft=DIR --input=my.txt --output=out
@@ -7,13 +7,15 @@
     --nocompare --max_source_length=2048
   cat my.txt | python -m experiments.generate --target=DIR --nocompare --temperature=0 > translated.txt
 
-Prints every translation and whether it is the target's own, then one table: autoregressive against
-speculative decoding, measured in turns. Without --draft the target decodes autoregressively. With --nocompare
-each source is decoded once, thousands of them: rows that finish get the next source, and a run that was
-killed goes on where it was. Without --output its outputs go to standard output, all else to standard error.
-Line n of the outputs answers line n of --input, or its record n; --output holds them as output.txt, and as
-output.jsonl with the number of the line, the record's id, ids of tokens, their log-probabilities, why the
-output ended, and tokens per target call.
+By default the script prints each output and whether it is identical to autoregressive decoding, then a table
+that compares both, timed in turns. Without --draft the target decodes autoregressively.
+
+--nocompare decodes each source once with continuous batching (finished rows get the next source), for many
+sources; an interrupted run resumes. Without --output it prints the outputs on standard output and everything
+else on standard error.
+
+Line n of the outputs belongs to line n, or record n, of --input. --output holds them as output.txt, and as
+output.jsonl with line number, id of the record, token ids, log-probabilities, finish reason and tau.
 """
 
 import os
@@ -54,37 +56,45 @@ from specjax.texts import MAX_SOURCE_LENGTH, Output, check_vocabularies
 from specjax.types import Drafter
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
-_DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way; none: autoregressive decoding.")
+_DRAFT = flags.DEFINE_string(
+    "draft", None, "Draft model, given like --target; without it decoding is autoregressive."
+)
 _INPUT = flags.DEFINE_string(
-    "input", "-", "Sources: a file of lines, or of JSON lines, CSV or TSV, .gz too; - reads standard input."
+    "input",
+    "-",
+    "Sources: a file of text lines, JSON lines, CSV or TSV, may be gzipped; - is standard input.",
 )
 _ID_FIELD = flags.DEFINE_string(
-    "id_field", "id", "Field of --input that output.jsonl repeats, if it is there."
+    "id_field", "id", "Field of --input to copy to output.jsonl, where a record has it."
 )
-_REFERENCES = flags.DEFINE_string("references", None, "File with one reference a line: quality is reported.")
-_REFERENCE_FIELD = flags.DEFINE_string("reference_field", None, "Field of --input that is the reference.")
-_METRIC = flags.DEFINE_enum("metric", "bleu", ["bleu", "rouge"], "Which, of --references.")
-_PREFIX = flags.DEFINE_string("prefix", "", 'Put before every source: "translate English to German: ".')
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Only the first so many sources.", lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Sources decoded together.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "A column each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Limit of a row.", lower_bound=1)
+_REFERENCES = flags.DEFINE_string("references", None, "File with one reference per line, to report quality.")
+_REFERENCE_FIELD = flags.DEFINE_string("reference_field", None, "Field of --input that holds the reference.")
+_METRIC = flags.DEFINE_enum("metric", "bleu", ["bleu", "rouge"], "Metric for the references.")
+_PREFIX = flags.DEFINE_string(
+    "prefix", "", 'Prefix of every source, such as "translate English to German: ".'
+)
+_NUM_EXAMPLES = flags.DEFINE_integer(
+    "num_examples", None, "Use only the first this many sources.", lower_bound=1
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Number of sources decoded together.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Temperatures to compare.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum new tokens per row.", lower_bound=1)
 _GENERATION_CONFIG = flags.DEFINE_string(
     "generation_config",
     None,
-    "Directory or hub id whose generation_config.json states the options; flags that are given win.",
+    "Directory or hub id with a generation_config.json to take options from; flags given override it.",
 )
 _MAX_SOURCE_LENGTH = flags.DEFINE_integer(
-    "max_source_length", MAX_SOURCE_LENGTH, "The most tokens of a source.", lower_bound=1
+    "max_source_length", MAX_SOURCE_LENGTH, "Maximum tokens per source.", lower_bound=1
 )
-_TRUNCATE = flags.DEFINE_bool("truncate", False, "Cut sources that are longer, in place of an error.")
+_TRUNCATE = flags.DEFINE_bool("truncate", False, "Truncate longer sources instead of raising an error.")
 _DTYPE = parse.define_dtype()
 _SEED = parse.define_seed()
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures nothing.", lower_bound=0)
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Sources in a timed turn, at most.", lower_bound=1)
-_COMPARE = flags.DEFINE_bool("compare", True, "Decode autoregressively as well, and measure both.")
-_SHOW = flags.DEFINE_integer("show", 50, "Translations printed.", lower_bound=0)
-_ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Sentences whose rounds are drawn.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 times nothing.", lower_bound=0)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 16, "Maximum number of sources per timed turn.", lower_bound=1)
+_COMPARE = flags.DEFINE_bool("compare", True, "Also decode autoregressively, and time both.")
+_SHOW = flags.DEFINE_integer("show", 50, "Number of outputs to print.", lower_bound=0)
+_ROUNDS = flags.DEFINE_integer("show_rounds", 0, "Number of sources whose rounds to draw.", lower_bound=0)
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Directory for results.json, table.md, output.txt and output.jsonl."
 )
@@ -92,35 +102,39 @@ _OUTPUT_FORMAT = flags.DEFINE_enum(
     "output_format",
     "lines",
     outputs.FORMATS,
-    "Of what --nocompare without --output prints: see output.jsonl.",
+    "Format of the outputs that --nocompare prints without --output.",
 )
 meshes.define_flags()
-JOURNAL = "journal.jsonl"  # what is done of a run with --nocompare
-_CALL = 16  # tokens of a target call that the memory printed before loading has room for
+JOURNAL = "journal.jsonl"  # the finished outputs of a run with --nocompare
+_CALL = 16  # tokens of a target call that the memory estimate before loading allows for
 
 
 def read_input() -> tuple[list[inputs.Line], list[str]]:
-    """Returns the lines asked for, and their texts; blank ones stay, so that line n answers line n.
+    """Returns the requested lines and their texts; blank ones stay, so that line n answers line n.
 
     Raises:
-      ValueError: there is no text.
+      ValueError: no line has text.
     """
     lines = inputs.read(_INPUT.value, _NUM_EXAMPLES.value)
     texts = inputs.texts(_INPUT.value, lines)
     if not any(text.strip() for text in texts):
-        raise ValueError(f"{inputs.name(_INPUT.value)}: there is no text in it; give one source a line")
+        raise ValueError(
+            f"{inputs.name(_INPUT.value)} must contain text, got blank lines only; give one source per line"
+        )
     return lines, texts
 
 
 def references(lines: Sequence[inputs.Line], texts: Sequence[str]) -> References | None:
-    """Returns the references of the lines whose `texts` are not blank; None: there are none.
+    """Returns the references of the lines whose `texts` are not blank; None without references.
 
     Raises:
-      ValueError: not one for each line of --input.
+      ValueError: both flags are given, or the numbers of lines differ.
     """
     path, field = _REFERENCES.value, _REFERENCE_FIELD.value
     if path and field:
-        raise ValueError(f"--reference_field={field} is of --input: leave out --references={path}")
+        raise ValueError(
+            f"`--reference_field` and `--references` must not both be given, got {field} and {path}"
+        )
     if path:
         answers = data.read_lines(path)[: _NUM_EXAMPLES.value]
     elif field:
@@ -129,8 +143,8 @@ def references(lines: Sequence[inputs.Line], texts: Sequence[str]) -> References
         return None
     if len(texts) != len(answers):
         raise ValueError(
-            f"--references={path} has {len(answers)} lines, {inputs.name(_INPUT.value)} has {len(texts)}: "
-            "line n of one must answer line n of the other"
+            f"`--references` must have one line for each of {inputs.name(_INPUT.value)} ({len(texts)}), got "
+            f"{len(answers)} in {path}"
         )
     answered = [answer for text, answer in zip(texts, answers, strict=True) if text.strip()]
     return References(answered, _METRIC.value)
@@ -143,21 +157,21 @@ def show_rows(
     generation: Generation | None = None,
     differing: Sequence[compare.Difference] = (),
 ) -> None:
-    """Prints source and translation; of a speculative arm, whether it is the target's own, and its tau."""
+    """Prints sources and outputs; for a speculative arm also whether they are identical, and tau."""
     changed = {difference.row for difference in differing}
     for i, (source, text) in enumerate(zip(asked[: _SHOW.value], texts, strict=False)):
         console.print(f"[dim]{escape(source)}[/dim]\n  [bold]{escape(text)}[/bold]", highlight=False)
         if generation is not None:
             same = "[red]differs from[/red]" if i in changed else "identical to"
             tau = np.asarray(generation.stats.tau)[i]
-            counts = f"{generation.length[i]} tokens, {tau:.2f} a target call"
+            counts = f"{generation.length[i]} tokens, {tau:.2f} per target call"
             console.print(f"  {same} autoregressive decoding, {counts}", style="dim")
     if 0 < _SHOW.value < len(asked):
         console.print(f"... and {len(asked) - _SHOW.value} more")
 
 
 def show_rounds(comparison: Comparison, drafter: Drafter, sampled: bool, name: str) -> None:
-    """Draws the rounds of the first --show_rounds sources; into `name`.html, if there is an --output."""
+    """Draws the rounds of the first --show_rounds sources, also into `name`.html in --output."""
     first = comparison.sources[: _ROUNDS.value]
     requests = [comparison.build(drafter, [source], i)[0] for i, source in enumerate(first)]
     path = pathlib.Path(_OUTPUT.value) / f"{name}.html" if _OUTPUT.value and meshes.is_first() else None
@@ -165,7 +179,7 @@ def show_rounds(comparison: Comparison, drafter: Drafter, sampled: bool, name: s
 
 
 def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
-    """Runs both arms at one temperature; returns a row for each K, and the last speculative outputs."""
+    """Runs both arms at one temperature; returns a row per drafter, and the last speculative outputs."""
     console = comparison.console
     console.rule(f"temperature {temperature:g}")
     baseline = comparison.run(None, "autoregressive")
@@ -186,7 +200,7 @@ def compared(comparison: Comparison, temperature: float) -> tuple[list[Row], Out
 
 
 def autoregressive(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
-    """Returns the target's outputs without a draft, and their quality."""
+    """Returns the outputs of autoregressive decoding, and their quality."""
     generation = comparison.run(None, "autoregressive").generation
     output = api.to_output(comparison.target.tokenizer, generation)
     show_rows(comparison.console, comparison.sources, output.texts)
@@ -195,7 +209,7 @@ def autoregressive(comparison: Comparison, temperature: float) -> tuple[list[Row
 
 
 def once(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]:
-    """Decodes every source once, by the first of --num_draft and --temperature."""
+    """Decodes every source once, with the first of --num_draft and --temperature."""
     console, target, draft = comparison.console, comparison.target, comparison.draft
     total, column = len(comparison.sources), columns.columns()[0]
     asked = draft or not columns.needs_draft(column) or flags.FLAGS["num_draft"].present
@@ -203,7 +217,8 @@ def once(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]
     journal = pathlib.Path(_OUTPUT.value) / JOURNAL if _OUTPUT.value and jax.process_count() == 1 else None
     if journal is not None:
         console.print(
-            f"kept in {journal} until all is done: if killed, the same command goes on", soft_wrap=True
+            f"finished outputs are in {journal}; if interrupted, run the same command to resume",
+            soft_wrap=True,
         )
     started, num_done, num_tokens = time.perf_counter(), 0, 0
 
@@ -226,8 +241,8 @@ def once(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]
                 on_progress=report,
             )
     except KeyboardInterrupt as interrupt:
-        kept = f"{num_done} of {total} outputs are kept in {journal}: the same command goes on from there"
-        lost = f"the {num_done} of {total} outputs are lost: with --output=DIRECTORY they are kept"
+        kept = f"{num_done} of {total} outputs are kept in {journal}; run the same command to resume"
+        lost = f"{num_done} of {total} outputs are lost; --output=DIRECTORY would keep them"
         raise KeyboardInterrupt(kept if journal is not None else lost) from interrupt
     stats = output.stats.total()
     row = {"temperature": temperature, "num_draft": column if drafter else 0, "batch_size": _BATCH_SIZE.value}
@@ -238,7 +253,7 @@ def once(comparison: Comparison, temperature: float) -> tuple[list[Row], Output]
 
 
 def asked_models() -> dict[str, tuple[str, sharding.Rules]]:
-    """Returns name and rules of --target, and of --draft if there is one."""
+    """Returns the name and partition rules of --target, and of --draft if given."""
     asked = {"target": (_TARGET.value, sharding.T5_RULES), "draft": (_DRAFT.value, meshes.draft_rules())}
     return {who: (name, rules) for who, (name, rules) in asked.items() if name}
 
@@ -246,12 +261,14 @@ def asked_models() -> dict[str, tuple[str, sharding.Rules]]:
 def check_before_loading(
     console: Console, mesh: Mesh | None, lines: Sequence[inputs.Line], texts: Sequence[str], limit: int
 ) -> None:
-    """Raises a ValueError where sources, or the memory that they and `limit` tokens take, are too much.
-
-    Says what each model will take of every device of a mesh, and what long sources take.
+    """Checks lengths of sources and memory, and prints the memory that models and long sources will take.
 
     Args:
-      lines, texts: those that have a source.
+      lines, texts: the lines that are not blank, and their texts.
+      limit: maximum new tokens per row.
+
+    Raises:
+      ValueError: a source is too long, or sources and `limit` tokens exceed the memory.
     """
     asked, rows = asked_models(), _BATCH_SIZE.value
     start.note_hub(console, [name for name, _ in asked.values()])
@@ -261,7 +278,7 @@ def check_before_loading(
     if _TRUNCATE.value:
         longest = min(longest, _MAX_SOURCE_LENGTH.value)
     else:
-        remedy = f"give --max_source_length={longest}, or --truncate to cut them"
+        remedy = f"give --max_source_length={longest}, or --truncate to truncate them"
         inputs.check_lengths(_INPUT.value, lines, lengths, _MAX_SOURCE_LENGTH.value, remedy)
     config, (_, rules) = configs["target"], asked["target"]
     small = mesh or sharding.make_mesh(1, 1)
@@ -282,7 +299,7 @@ def check_before_loading(
 
 
 def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
-    """Loads target and draft."""
+    """Returns target and draft, loaded onto the mesh."""
     started = time.perf_counter()
     with console.status("loading"):
         models = {
@@ -295,10 +312,10 @@ def load(console: Console, mesh: Mesh | None) -> tuple[Model, Model | None]:
 
 
 def requested() -> tuple[list[float], list[GenerationConfig]]:
-    """Returns the temperatures, and what is asked for at each.
+    """Returns the temperatures, and the configuration for each.
 
     Raises:
-      ValueError: an option that is out of its range, or one that is followed with --nocompare only.
+      ValueError: an option is out of range, or is supported with --nocompare only.
     """
     name, given = _GENERATION_CONFIG.value, flags.FLAGS
     base = GenerationConfig.from_pretrained(name) if name else None
@@ -311,7 +328,9 @@ def requested() -> tuple[list[float], list[GenerationConfig]]:
     for config in configs:
         config.to_options(1)
     if configs[0].stop_strings and _COMPARE.value:
-        raise ValueError(f"--generation_config={name} has stop strings: they are followed with --nocompare")
+        raise ValueError(
+            f"stop strings of --generation_config={name} are supported with --nocompare only; add it"
+        )
     return temperatures, configs
 
 
@@ -331,7 +350,7 @@ def main(console: Console) -> None:
     check_before_loading(console, mesh, of, asked, configs[0].max_new_tokens)
     target, draft = load(console, mesh)
     if len(asked) < len(lines):
-        console.print(f"{len(lines)} lines, {len(lines) - len(asked)} of them blank, which stay blank")
+        console.print(f"{len(lines)} lines; the outputs of {len(lines) - len(asked)} blank ones are blank")
     common = console, target, draft, asked, answers, _BATCH_SIZE.value
     comparisons = [Comparison(*common, config, rule, _TRUNCATE.value) for config in configs]
     if not _COMPARE.value:
@@ -343,8 +362,8 @@ def main(console: Console) -> None:
         runs = [compared(*pair) for pair in zip(comparisons, temperatures, strict=True)]
         rows, output = [row for run, _ in runs for row in run], runs[0][1]
     found = outputs.records(lines, _ID_FIELD.value, has_source, output)
-    title = "autoregressive against speculative decoding" if _COMPARE.value else "every source once"
-    # Files before the console, whose reader may have left.
+    title = "autoregressive against speculative decoding" if _COMPARE.value else "each source decoded once"
+    # Files first: the reader of the console may have left.
     if _OUTPUT.value and meshes.is_first():
         results.write(_OUTPUT.value, "generate", rows)
         outputs.write(pathlib.Path(_OUTPUT.value), found)

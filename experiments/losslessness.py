@@ -1,10 +1,10 @@
-"""Is the output distribution the target's? Three answers, one report.
+"""Tests whether the output distribution is the target's, in three parts.
 
   python -m experiments.losslessness --flagfile=configs/losslessness.flags
 
-1. Exact: every outcome of the real rounds enumerated on toy models, for every rule and option.
-2. Drawn: a trained pair, G-tests of the first token and of the first two against the target's distribution.
-3. Power: what happens to 1 and 2 when the code has a fault, and under rules that are lossy.
+1. Exact: exhaustive enumeration of the library's rounds on toy models, for every rule and option.
+2. Drawn: G-tests of a trained pair's first token, and first two tokens, against the target's distribution.
+3. Power: whether parts 1 and 2 detect planted faults and lossy rules.
 """
 
 import dataclasses
@@ -24,24 +24,23 @@ from experiments.lib import parse, progress, results, start
 from specjax import drafters
 from specjax.generation_config import GenerationConfig
 
-_PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Which parts to run.")
-_TARGET = flags.DEFINE_string("target", None, "Trained target of part 2.")
-_DRAFT = flags.DEFINE_string("draft", None, "Its draft.")
-_SOURCES = flags.DEFINE_multi_string("source", [], "A source of part 2; several.")
+_PARTS = flags.DEFINE_list("parts", ["exact", "drawn", "power"], "Parts to run.")
+_TARGET = flags.DEFINE_string("target", None, "Trained target for part 2.")
+_DRAFT = flags.DEFINE_string("draft", None, "Its draft, for part 2.")
+_SOURCES = flags.DEFINE_multi_string("source", [], "Source for part 2; may be repeated.")
 _NUM_DRAWS = flags.DEFINE_integer(
-    "num_draws", 65536, "Draws of a test, over all sources together.", lower_bound=1
+    "num_draws", 65536, "Draws per test, over all sources together.", lower_bound=1
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws made together.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 512, "Draws per batch.", lower_bound=1)
 _SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and losslessness.png.")
 
-# What each fault is looked for by; without a fault none of it may be seen.
+# Cases and checks that faults are to fail; without a fault each must pass.
 CONTROLS = dict.fromkeys((fault.case, fault.shows) for fault in FAULTS.values())
 SMALL = 1000  # draws of the test in the Korean summary of the paper (see experiments/results/README.md)
+LOSSY_SHARE = 8  # lossy rules are detected with this many times fewer draws
 
-LOSSY_SHARE = 8  # a lossy rule is seen with so many times fewer draws
-
-# rule as --rule has it, drafted (K or a tree), options
+# rule as in --rule, K or a tree, options
 TESTS = (
     ("speculative", "2", GenerationConfig(temperature=1.0)),
     ("speculative", "2", GenerationConfig(temperature=1.2, top_p=0.95, repetition_penalty=1.3)),
@@ -55,7 +54,7 @@ LOSSY_TESTS = (
 
 
 def exact_row(key: tuple[str, str, str], case: Case) -> dict[str, Any]:
-    """Part 1: one enumeration."""
+    """Returns the row of one enumerated case (part 1)."""
     outputs, expected = case.outputs().probability, case.expected()
     error = enumeration.largest_error(outputs, expected)
     rule, drafter, name = key
@@ -74,7 +73,7 @@ def exact_row(key: tuple[str, str, str], case: Case) -> dict[str, Any]:
 def drawn_rows(
     tests: tuple, lossless: bool, num_tests: int, console: Console, pair: Pair
 ) -> list[dict[str, Any]]:
-    """Part 2: each test on first tokens and on pairs of tokens, and its version of 1,000 draws."""
+    """Returns the rows of part 2: tests of the first token and of the first two, also with 1,000 draws."""
     rows = []
     for rule, drafted, config in tests:
         *above, last = map(int, drafted.split("x"))
@@ -118,14 +117,14 @@ def drawn_rows(
 
 
 def power_row(name: str, fault: Fault) -> dict[str, Any]:
-    """Part 3: one planted fault, looked for where it shows."""
+    """Returns the row of one planted fault (part 3), checked where it shows."""
     caught, evidence, words = faults.check(fault.case, fault.shows, fault.one_round)
     caught_by = words if caught else "nothing"
     return {"part": "power", "bug": name, "caught_by": caught_by, "evidence": evidence, "passed": caught}
 
 
 def control_rows() -> Iterator[dict[str, Any]]:
-    """The same checks on the same cases without a fault: none may fail."""
+    """Yields the rows of the same checks on the same cases without a fault: none may fail."""
     for case, shows in CONTROLS:
         caught, evidence, words = faults.check(case, shows)
         yield {
@@ -138,7 +137,7 @@ def control_rows() -> Iterator[dict[str, Any]]:
 
 
 def outcome(row: dict[str, Any]) -> str:
-    """Returns what a check came to, in words; in colour what should not be."""
+    """Returns the outcome of a check in words; in capitals if it is wrong."""
     if row["part"] == "power" and row["caught_by"] != "nothing":
         said = "caught" if row["passed"] else "CAUGHT WITHOUT A FAULT"
     elif row.get("lossless", True):
@@ -149,14 +148,14 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def show(console: Console, title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    """A long table, one line a row."""
+    """Prints a table with the outcome of each row."""
     shown = [{name: "" if row[name] is None else row[name] for name in columns} for row in rows]
     shown = [line | {"outcome": outcome(row)} for line, row in zip(shown, rows, strict=True)]
     results.show_lines(console, title, shown)
 
 
 def plot(rows: list[dict[str, Any]]) -> Any:
-    """Returns a figure: errors of enumerations and planted faults above, p-values of drawn tests below."""
+    """Returns a figure: errors of cases and planted faults above, p-values of drawn tests below."""
     figure, (above, below) = results.subplots(2, 1, figsize=(9, 7), height_ratios=[3, 2])
     exact = [row for row in rows if row["part"] == "exact"]
     groups: dict[str, list[float]] = {}
@@ -173,7 +172,7 @@ def plot(rows: list[dict[str, Any]]) -> Any:
         bad = name == "planted faults" or name in {r["rule"] for r in exact if not r["lossless"]}
         above.scatter(spread, errors, s=14, color="tab:red" if bad else "tab:blue")
     above.set_xticks(range(len(groups)), list(groups), rotation=20)
-    above.axhline(Case().bar, color="gray", linestyle="--", label="bar, float64")
+    above.axhline(Case().bar, color="gray", linestyle="--", label="tolerance, float64")
     above.legend(fontsize=8)
     above.set_yscale("log")
     above.set_ylabel("largest error of a probability")
@@ -189,12 +188,12 @@ def plot(rows: list[dict[str, Any]]) -> Any:
     below.axvline(REJECT_BELOW / max(len(drawn), 1), color="gray", linestyle="--")
     below.set_xscale("log")
     below.set_xlim(3e-31, 3)
-    below.set_xlabel("p-value (full: all draws; hollow: the first 1,000; *: with top-p and a penalty)")
+    below.set_xlabel("p-value (filled: all draws; hollow: the first 1,000; *: top-p and a penalty)")
     return figure
 
 
 def run_parts(console: Console) -> list[dict[str, Any]]:
-    """All three parts, each table printed when it is ready."""
+    """Returns the rows of --parts; prints each table when it is ready."""
     exact: list[dict[str, Any]] = []
     sampled: list[dict[str, Any]] = []
     power: list[dict[str, Any]] = []
@@ -242,7 +241,7 @@ def main(console: Console) -> None:
         )
     rows = run_parts(console)
     wrong = [row for row in rows if row["passed"] != row.get("lossless", True)]
-    console.print(f"{len(rows)} checks, {len(wrong)} of them not as they should be")
+    console.print(f"{len(rows)} checks, {len(wrong)} with a wrong outcome")
     results.save(console, _OUTPUT.value, "losslessness", rows, lambda: plot(rows))
     if wrong:
         raise SystemExit(1)

@@ -1,13 +1,14 @@
-"""Gathers what was measured into one page: experiments/results/README.md.
+"""Gathers the published results into one page, experiments/results/README.md.
 
   python -m experiments.report
 
-The page's text is `experiments/results/template.md`. Each of its lines of the form
+The text of the page is `experiments/results/template.md`. A line of the form
 
   {draft_sizes where num_new is absent: draft, temperature as T, alpha}
 
-becomes a table of those fields of `draft_sizes/results.json`, with hardware, date and command; where
-that file is missing it says "not run". A line with a picture that is missing is left out.
+becomes a table of these fields of `draft_sizes/results.json`, followed by hardware, date and command. "as"
+gives a header; otherwise it is that of `lib/legend.py`. If the file is missing, the line becomes "Not run". A
+line with a missing picture is left out.
 """
 
 import json
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from experiments.lib import legend, results, start
 
-_RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of template and results.")
+_RESULTS = flags.DEFINE_string("results", "experiments/results", "Folder of the template and the results.")
 _LINE = re.compile(r"\{(\w+)(?: where (\w+) is (present|absent))?: (.*)\}")
 _PICTURE = re.compile(r"!\[.*\]\((.*)\)")
 
@@ -40,7 +41,7 @@ def table(folder: pathlib.Path, match: re.Match) -> str:
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """Returns a field; a path by its last part, a speed-up with its quartiles."""
+    """Returns the cell of a field: the last part of a path, a speed-up with its quartiles."""
     value = row.get(name, "-")
     if name in ("draft", "target"):
         return pathlib.PurePath(value).name

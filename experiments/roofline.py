@@ -1,12 +1,13 @@
-"""On paper: what bytes and bandwidth allow on machines that we may not have.
+"""Predicts speed-ups from bytes and bandwidth, for machines that need not be here.
 
   python -m experiments.roofline --flagfile=configs/roofline.flags
 
-A decoder call at batch 1 reads all its weights once, whether for one token or for eight. So time is bytes
+A decoder call at batch 1 reads all its weights once, whether for one token or for eight. So its time is bytes
 over bandwidth, unless arithmetic takes longer; collectives between devices are left out. The target is
-divided over the devices, the draft is replicated. On a GPU a call takes the launches of its kernels at least,
-however little it reads: a second prediction has that floor, of kernels counted in compiled programs
-(results/compile_small_sampled) at --launch_us each. Below stands what was measured on this machine.
+divided over the devices, the draft is replicated. On a GPU a call takes at least the time to launch its
+kernels. A second prediction has that floor: kernels counted in compiled programs
+(results/compile_small_sampled), --launch_us each. A second table compares the measured values of
+`experiments.walltime` with paper.
 """
 
 import json
@@ -20,15 +21,15 @@ from experiments.lib import compilers, results, start
 from specjax import analysis
 from specjax.models.config import PRESETS
 
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.")
-_CACHED = flags.DEFINE_integer("num_cached", 32, "Tokens in the cache: the middle of an output.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Number of source tokens.")
+_CACHED = flags.DEFINE_integer("num_cached", 32, "Tokens in the cache, as in the middle of an output.")
 _LAUNCH_US = flags.DEFINE_float(
-    "launch_us", 3.0, "Microseconds that a GPU kernel takes at least: an assumption."
+    "launch_us", 3.0, "Least time of a GPU kernel in microseconds (an assumption)."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and roofline.png.")
 
-# What bandwidth is read from (`compilers.SLICES`), devices, and teraflops (bfloat16, dense) of each, as their
-# makers state them.
+# Entry of `compilers.SLICES` with the bandwidth, number of devices, and teraflops (bfloat16, dense) of each
+# device as its maker states them.
 MACHINES = {
     "TPU v4, one chip (the paper)": ("v4-8", 1, 275),
     "TPU v4-8": ("v4-8", 4, 275),
@@ -36,14 +37,14 @@ MACHINES = {
     "H100 SXM": ("h100", 1, 989),
     "H200 SXM": ("h200", 1, 989),
 }
-# Target, draft, alpha, and the speed-up that the paper (tables 2 and 4; WMT, temperature 0, K = 7) measured.
+# Target, draft, alpha, and the measured speed-up of the paper (tables 2 and 4; WMT, temperature 0, K = 7).
 PAIRS = (
     ("t5-v1_1-xxl", "t5-v1_1-small", 0.75, 3.4),
     ("t5-v1_1-xxl", "t5-v1_1-base", 0.80, 2.8),
     ("t5-11b", "t5-small", 0.75, None),
 )
 NUM_DRAFT = 7
-# Of a call for an H200: in a layer on one token, on several, and outside of layers.
+# Kernels of a call compiled for an H200: per layer on one token, on several tokens, and outside the layers.
 LAYER_KERNELS, LAYER_KERNELS_OF_SEVERAL, OTHER_KERNELS = 18, 22, 22
 
 
@@ -60,7 +61,14 @@ def call(name: str, num_new: int, bytes_per_number: int = 2) -> analysis.Call:
 
 
 def speedup(machine: str, target: str, draft: str, alpha: float, launch_s: float) -> dict[str, float]:
-    """Returns the time of a decoding step, c, v and what follows; a kernel takes `launch_s` at least."""
+    """Returns the time of a decoding step, c, v and the predicted speed-up.
+
+    Args:
+      machine: one of `MACHINES`.
+      target, draft: names of shapes.
+      alpha: acceptance rate.
+      launch_s: least seconds of a kernel.
+    """
     of, devices, teraflops = MACHINES[machine]
     bandwidth = compilers.SLICES[of].bandwidth
 
@@ -77,7 +85,7 @@ def speedup(machine: str, target: str, draft: str, alpha: float, launch_s: float
 
 
 def predict(machine: str, target: str, draft: str, alpha: float, paper: float | None) -> dict[str, Any]:
-    """Returns a row: bytes, times of the parts, the speed-up."""
+    """Returns a row: bytes read, times of the parts, and predicted speed-up."""
     reads = call(target, 1)
     row = {"machine": machine, "target": target, "draft": draft, "alpha": alpha, "num_draft": NUM_DRAFT}
     row |= {"gigabytes_target": reads.weights / 1e9, "gigabytes_draft": call(draft, 1).weights / 1e9}
@@ -86,13 +94,13 @@ def predict(machine: str, target: str, draft: str, alpha: float, paper: float | 
     if "TPU" not in machine:
         with_launches = speedup(machine, target, draft, alpha, 1e-6 * _LAUNCH_US.value)
         row |= {f"{name}_with_launches": with_launches[name] for name in ("c", "predicted_speedup")}
-    # Theirs is of one chip.
+    # The paper measured on one chip.
     row["paper_measured"] = paper if paper and "one chip" in machine else "not measured"
     return row
 
 
 def measured_here() -> list[dict[str, Any]]:
-    """Returns rows of `walltime` that are in experiments/results, beside what this call reads."""
+    """Returns the published rows of `walltime`, with the bytes that a decoding step reads."""
     rows = []
     for name in ("small", "base"):
         path = pathlib.Path(__file__).parent / "results" / f"walltime_{name}" / "results.json"
@@ -109,7 +117,7 @@ def measured_here() -> list[dict[str, Any]]:
 
 
 def plot(rows: list[dict[str, Any]]) -> Any:
-    """Returns a figure: predicted speed-up by machine, a bar a pair; the paper's measurements on its chip."""
+    """Returns a figure: predicted speed-up by machine, one bar per pair, and the paper's measurements."""
     figure, axis = results.subplots(1, 1, figsize=(9, 4))
     machines = list(MACHINES)
     for i, (target, draft, *_) in enumerate(PAIRS):
@@ -131,7 +139,7 @@ def plot(rows: list[dict[str, Any]]) -> Any:
 
 def main(console: Console) -> None:
     rows = [predict(machine, *pair) for machine in MACHINES for pair in PAIRS]
-    results.show_lines(console, "on paper, batch 1, bfloat16", rows)
+    results.show_lines(console, "predicted from bytes and bandwidth, batch 1, bfloat16", rows)
     here = measured_here()
     results.show_lines(console, "measured", here)
     results.save(console, _OUTPUT.value, "roofline", [*rows, *here], lambda: plot(rows))

@@ -1,11 +1,12 @@
-"""Where the time of a round goes: the networks, choosing drafts, accepting them, the rest.
+"""Breaks the time of a round down: networks, choosing drafts, accepting them, and the rest.
 
   python -m experiments.round_breakdown --flagfile=configs/round_breakdown.flags
 
-Each part runs 30 times in one program, on a state in the middle of a generation; parts take turns. What is
-not a network is measured with networks that look their logits up: the same round, the same shapes. Accepting
-is making distributions and running the rule; committing is all after it, log-probabilities and truncation
-included. What the parts cost each other is the whole round less their sum.
+Each part runs 30 times in one program, on a state in the middle of a generation; the parts take turns. Parts
+outside the networks are measured with networks that look up stored logits: the same round with the same
+shapes. Accepting is making the target's distributions and running the acceptance rule. Committing is
+everything after it, log-probabilities and truncation included. The interaction is the whole round less the
+sum of its parts.
 """
 
 import functools
@@ -25,27 +26,27 @@ from specjax.decode import Request
 from specjax.round import LoopState, Program
 from specjax.types import Draft, Network
 
-_TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see `walltime`.")
-_DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts, two rows each: greedy and sampled.")
-_SOURCE = flags.DEFINE_integer("source_length", 64, "Source tokens.", lower_bound=1)
-_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Slots for output.", lower_bound=0)
-_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K.", lower_bound=1)
+_TARGET = flags.DEFINE_string("target", "t5-small", "Shape of the target; see experiments.walltime.")
+_DRAFTS = flags.DEFINE_list("draft", ["1x64"], "Shapes of drafts; each has a greedy and a sampled row.")
+_SOURCE = flags.DEFINE_integer("source_length", 64, "Number of source tokens.", lower_bound=1)
+_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum new tokens per row.", lower_bound=0)
+_NUM_DRAFT = flags.DEFINE_integer("num_draft", 5, "K, drafted tokens per round.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and round_breakdown.png.")
 
-NUM_STORED = 64  # positions of stored logits: each call reads on, so that no call repeats the one before
+NUM_STORED = 64  # positions of stored logits; each call starts at another, so that no two are the same
 PARTS = ("draft_network", "target_network", "choose_drafts", "accept", "commit", "each_other")
 
 
 class StoredCache(struct.PyTreeNode):
-    """`length` `[B]` as of any cache; `calls` counts them."""
+    """A cache of `StoredNetwork`: `length` `[B]` as in any cache, and the number of calls so far."""
 
     length: jax.Array
     calls: jax.Array
 
 
 class StoredNetwork(Network):
-    """A network without the work: calls read from `logits` `[B, NUM_STORED, V]`."""
+    """A network that computes nothing: its calls read `stored` logits `[B, NUM_STORED, V]`."""
 
     stored: jax.Array
     encoded_width: int = struct.field(pytree_node=False)
@@ -75,11 +76,13 @@ class StoredNetwork(Network):
 
 
 def accept_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
-    """Makes distributions and runs the rule on stored networks; the draft is what was committed last."""
+    """Makes distributions and runs the rule on stored networks; the draft is the last committed tokens."""
     context, k, draws = state.context, program.num_draft, decode.round_draws(state, sampled)
     tokens, _ = context.last_tokens(k)
     tokens = jnp.minimum(tokens + state.cache.calls, program.target.vocab_size - 1)
-    q = jax.nn.softmax(program.drafter.network.stored[:, :k]) if sampled else None  # once: it does not change
+    q = (
+        jax.nn.softmax(program.drafter.network.stored[:, :k]) if sampled else None
+    )  # computed once: it does not change
     draft = Draft(tokens, jnp.full_like(context.length, k), q)
     logits, _, cache = program.target.decode(state.cache, jnp.pad(tokens, ((0, 0), (1, 0))))
     history = sampling.history(context, tokens, tree_lib.before(draft))
@@ -88,7 +91,7 @@ def accept_again(sampled: bool, program: Program, state: LoopState) -> LoopState
         result = acceptance.match_argmax(draft, target_ids)
     else:
         result = program.rule(draws, draft, sampling.distribution(logits, context.options, history))
-    used = result.num_accepted.sum() + result.next_token.sum()  # so that nothing is left out
+    used = result.num_accepted.sum() + result.next_token.sum()  # so that the compiler removes nothing
     return state.replace(
         cache=cache.replace(length=state.cache.length),
         seeds=state.seeds + used.astype(state.seeds.dtype),
@@ -97,7 +100,7 @@ def accept_again(sampled: bool, program: Program, state: LoopState) -> LoopState
 
 
 def parts(request: Request, sampled: bool, repeats: int) -> dict[str, float]:
-    """Returns the seconds of a round, and of its parts."""
+    """Returns the seconds of a round and of its parts."""
     program, inputs = request
     rng, num_rows = np.random.default_rng(0), len(inputs["limit"])
 
@@ -133,7 +136,7 @@ def parts(request: Request, sampled: bool, repeats: int) -> dict[str, float]:
 
 
 def plot(rows: list[dict[str, Any]]) -> Any:
-    """Returns a figure: a bar a row, its parts side by side."""
+    """Returns a figure: one bar per row, divided into parts."""
     figure, axis = results.subplots(1, 1, figsize=(10, 1.5 + 0.5 * len(rows)))
     names = [f"{row['target']}, {row['draft']}, T = {row['temperature']}" for row in rows]
     left = np.zeros(len(rows))

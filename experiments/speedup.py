@@ -1,10 +1,10 @@
-"""How much faster, for which pair, temperature, K and batch size, and is that what the parts predict?
+"""Measures the speed-up of pairs over temperature, K and batch size, and compares it with its prediction.
 
   python -m experiments.speedup --flagfile=configs/small_draft_sizes.flags --data_dir=DATA
 
-Every combination of the lists is a row: counts, the parts of a round, predicted and measured
-speed-up (decode only and end to end), latencies of both arms, quality of both outputs, and what is
-thought to explain the differences between tasks. All arms are timed in turns in this process.
+Every combination of the lists is a row: counts, the parts of a round, predicted and measured speed-up
+(decoding only and end to end), latencies and quality of both arms, and two properties that may explain
+differences between tasks: the target's entropy and the share of copied tokens. All arms are timed in turns.
 """
 
 import functools
@@ -28,21 +28,23 @@ from specjax.texts import check_vocabularies
 from specjax.training import loop
 
 _PAIRS = flags.DEFINE_multi_string(
-    "pair", [], "TASK,TARGET,DRAFT,LIMIT: models as Hugging Face directories or hub ids, most new tokens."
+    "pair",
+    [],
+    "TASK,TARGET,DRAFT,LIMIT: models are Hugging Face directories or hub ids, LIMIT is new tokens.",
 )
-_SPLIT = flags.DEFINE_string("split", "test", "Which sources; validation for choices, test for the result.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Sources decoded.", lower_bound=1)
-_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Sources in a timed turn, at most.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Rows for each.")
-_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Rows for each.")
+_SPLIT = flags.DEFINE_string("split", "test", "Split of the task: validation to choose, test to report.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", 100, "Number of sources.", lower_bound=1)
+_NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Maximum number of sources per timed turn.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Temperatures.")
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["1"], "Batch sizes.")
 _DTYPE = parse.define_dtype()
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 measures no time.", lower_bound=0)
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed turns of each arm; 0 times nothing.", lower_bound=0)
 _SEED = parse.define_seed()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and speedup.png.")
 
 
 class Pair(NamedTuple):
-    """A target and a draft on a task; `limit` is the most new tokens of a row."""
+    """A target and a draft on a task; `limit` is the maximum of new tokens per row."""
 
     task: str
     target: str
@@ -54,12 +56,13 @@ class Pair(NamedTuple):
         """Returns one --pair.
 
         Raises:
-          ValueError: not four parts, an unknown task, or a limit that is no number.
+          ValueError: not four parts, an unknown task, or an invalid limit.
         """
         parts = text.split(",")
         if len(parts) != 4 or parts[0] not in data.TASKS or not parts[3].isdecimal():
             raise ValueError(
-                f"--pair={text}: give TASK,TARGET,DRAFT,LIMIT with a task of {', '.join(sorted(data.TASKS))}"
+                f"`--pair` must be TASK,TARGET,DRAFT,LIMIT, got {text}; give a task of "
+                f"{', '.join(sorted(data.TASKS))}"
             )
         return cls(*parts[:3], int(parts[3]))
 
@@ -71,13 +74,13 @@ def load(name: str) -> Model:
 
 @functools.partial(jax.jit, static_argnums=0)
 def entropy(module: Any, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    """Returns nats per position, `[B, N]`, of a model's own distributions."""
+    """Returns the entropy of a model's distributions in nats, `[B, N]`."""
     log_probs = jax.nn.log_softmax(loop.teacher_forced_logits(module, params, batch))
     return -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
 def describe(target: Model, baseline: arms.Arm) -> dict[str, float]:
-    """Returns what tasks differ in: the target's entropy, and how much of its output the source holds."""
+    """Returns the target's entropy, and the share of its output tokens that also occur in the source."""
     entropies, copied = [], []
     tokens, lengths = baseline.generation.tokens, baseline.generation.length
     for first, request in zip(itertools.count(0, baseline.batch_size), baseline.batches, strict=False):
@@ -129,14 +132,14 @@ def compare(
 
 
 def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """Returns what tells the rows apart, among the fields `names`."""
+    """Returns labels of the fields, among `names`, in which the rows differ."""
     varying = [name for name in names if len({str(row[name]) for row in rows}) > 1] or names[:1]
     short = {"temperature": "T = ", "batch_size": "B = ", "num_draft": "K = "}
 
     def value(row: dict[str, Any], name: str) -> str:
         shown = f"{row[name]:g}" if isinstance(row[name], float) else row[name]
         if name in ("target", "draft"):
-            # "captions-draft" of a folder of models, "captions/draft-hf" of a run.
+            # As in "captions-draft" in a folder of models, or "captions/draft-hf" of a run.
             shown = "/".join(pathlib.PurePath(shown).parts[-2:])
         return f"{short.get(name, '')}{shown}"
 
@@ -144,7 +147,7 @@ def labels(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> Any:
-    """Returns a figure: measured and predicted speed-up, and latencies of both arms; a line a row."""
+    """Returns a figure: measured and predicted speed-up, and latencies of both arms, one line per row."""
     from matplotlib import ticker
 
     figure, (left, right) = results.subplots(1, 2, figsize=(12, 1.5 + 0.45 * len(rows)), sharey=True)
@@ -156,7 +159,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> Any:
     left.axvline(1, color="black", linewidth=0.8)
     left.set_yticks(at, labels(rows, ("task", "draft", "temperature", "batch_size", "num_draft")), fontsize=9)
     left.invert_yaxis()
-    left.set_title("speed-up over autoregressive decoding, decode only")
+    left.set_title("speed-up over autoregressive decoding, encoder time excluded")
     left.legend(fontsize=8)
     for arm, name, offset, color in (
         ("_autoregressive", "autoregressive", -0.12, "C7"),
@@ -169,7 +172,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> Any:
     right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     right.xaxis.set_major_formatter(ticker.ScalarFormatter())
     right.xaxis.set_minor_formatter(ticker.NullFormatter())
-    right.set_title("milliseconds a request, encoder time included")
+    right.set_title("milliseconds per request, encoder time included")
     right.grid(axis="x", which="both", alpha=0.3)
     right.legend(fontsize=8)
     return figure
@@ -177,7 +180,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> Any:
 
 def main(console: Console) -> None:
     if not _PAIRS.value:
-        raise ValueError("--pair is missing: give at least one TASK,TARGET,DRAFT,LIMIT")
+        raise ValueError("`--pair` must be given; give at least one TASK,TARGET,DRAFT,LIMIT")
     pairs = [Pair.parse(text) for text in _PAIRS.value]
     columns.check()
     temperatures = parse.numbers("temperature", _TEMPERATURE.value)

@@ -1,10 +1,10 @@
-"""What the formulas give: the paper's tables recomputed, and the best K over alpha, c and v.
+"""Recomputes the paper's tables 1 and 4 from its formulas, and the best K over alpha, c and v.
 
   python -m experiments.theory --output=experiments/results/theory
 
-Nothing is run; seconds. Tables 1 and 4 stand beside their printed digits, the best K beside what it
-brings, and a heat map shows both for a target call that costs the same for any number of tokens, and for one
-that does not.
+No model runs; it takes seconds. Recomputed values stand beside the printed ones, and the best K beside its
+speed-up. A heat map shows both for a target call whose cost does not depend on the number of tokens (v = 1),
+and for two whose cost grows with it.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ TABLE_4 = (
 
 
 def table_1() -> list[dict[str, Any]]:
-    """Returns expected tokens and operations, printed and recomputed."""
+    """Returns rows of expected tokens and operations, printed and recomputed."""
     rows = []
     for alpha, k, operations, tokens in TABLE_1:
         ours = [analysis.operations_factor(alpha, k), analysis.expected_tokens(alpha, k)]
@@ -56,7 +56,7 @@ def table_1() -> list[dict[str, Any]]:
 
 
 def table_4() -> list[dict[str, Any]]:
-    """Returns expected speed-ups, printed and recomputed, their range under rounding, and the best K."""
+    """Returns rows of expected speed-up, printed and recomputed, its range under rounding, and the best K."""
     rows = []
     for task, draft, temperature, k, alpha, c, expected, measured in TABLE_4:
 
@@ -81,7 +81,7 @@ def table_4() -> list[dict[str, Any]]:
 
 
 def best_lengths() -> list[dict[str, Any]]:
-    """Returns the best K and its speed-up over alpha and c, v = 1."""
+    """Returns rows of the best K and its speed-up over alpha and c, at v = 1."""
     rows = []
     for alpha in (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95):
         best = {c: analysis.best_num_draft(alpha, c) for c in (0.01, 0.02, 0.05, 0.1, 0.2)}
@@ -91,7 +91,7 @@ def best_lengths() -> list[dict[str, Any]]:
 
 
 def plot() -> Any:
-    """Returns a figure: best K as colour, its speed-up as lines, over alpha and c, at three slopes of v."""
+    """Returns a figure: best K in colour, its speed-up in lines, over alpha and c, for three slopes of v."""
     from matplotlib import colors, patheffects
 
     alphas, costs = np.linspace(0.3, 0.95, 66), np.geomspace(0.005, 0.4, 60)
@@ -102,13 +102,13 @@ def plot() -> Any:
         norm = colors.BoundaryNorm(edges - 0.5, 256)
         mesh = axis.pcolormesh(alphas, costs, best.num_draft, norm=norm, cmap="viridis")
         title = f"v(K) = 1 + {slope:g} K" if slope else "v = 1 (the paper)"
-        axis.set(yscale="log", xlabel="alpha (drafts accepted over drafts tested)", title=title)
+        axis.set(yscale="log", xlabel="alpha (accepted over verified drafts)", title=title)
         lines = axis.contour(alphas, costs, best.speedup, [1.1, 1.5, 2, 3, 5], colors="white", linewidths=1)
-        # Beside whole lines, with an edge: matplotlib would cut lines at their labels.
+        # Labels with an edge, on whole lines: by default matplotlib cuts lines at their labels.
         labels = axis.clabel(lines, fmt="%gx", fontsize=9, inline=False)
         for label in labels:
             label.set_path_effects([patheffects.withStroke(linewidth=3, foreground="black")])
-    axes[0].set_ylabel("c, a draft step over a target step")
+    axes[0].set_ylabel("c, a draft step over a decoding step")
     bar = figure.colorbar(mesh, ax=axes, label="best K (lines: its speed-up)")
     bar.set_ticks(edges[:-1])
     return figure

@@ -1,9 +1,9 @@
-"""Thousands of sources: continuous batching, against batches that wait for their slowest row.
+"""Compares continuous batching with fixed batches, which wait for their slowest row, on thousands of sources.
 
   python -m experiments.throughput --flagfile=configs/throughput.flags --data_dir=DATA
 
-Greedy. Both arms are `specjax.generate_all`: the same lengths side by side, the same program; with as
-many rows refilled together as there are, a batch is fixed. They take turns, and what comes out is
+Decoding is greedy. Both arms are `specjax.generate_all` with the same program and the same order of sources:
+a batch whose rows are all refilled together is a fixed batch. The arms take turns, and the outputs are
 compared with each source decoded alone.
 """
 
@@ -22,18 +22,18 @@ from specjax.loading import Model
 from specjax.texts import Output
 
 _TARGET = flags.DEFINE_string("target", None, "Target: a Hugging Face directory or hub id.")
-_DRAFT = flags.DEFINE_string("draft", None, "Draft model, the same way, where a column needs one.")
+_DRAFT = flags.DEFINE_string("draft", None, "Draft model, given like --target, if --num_draft needs one.")
 _TASK = tasks.define_task()
-_SPLIT = flags.DEFINE_string("split", "test", "Which sources.")
-_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Sources, at most.", lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Rows decoded together; a line of the table each.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Limit of a row.", lower_bound=1)
+_SPLIT = flags.DEFINE_string("split", "test", "Split of the task.")
+_NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Maximum number of sources.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_list("batch_size", ["32"], "Batch sizes.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Maximum new tokens per row.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of each arm.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and throughput.png.")
 
 
 def same_as_alone(target: Model, sources: list[str], output: Output, alone: Output) -> dict[str, Any]:
-    """Returns how many sources got the tokens that they get alone, and which of the others were near ties."""
+    """Returns how many outputs are identical to decoding alone, and how many others are near ties."""
     config = GenerationConfig(max_new_tokens=_MAX_NEW_TOKENS.value)
 
     def request_of(row: int) -> tuple[Request, int]:
@@ -52,7 +52,7 @@ def measure_batch(
     num_refilled: int,
     num_sources: int,
 ) -> tuple[Output, dict[str, Any]]:
-    """Times both arms at one batch size; returns the refilled rows' output, and a line of the table."""
+    """Times both arms at one batch size; returns the output of continuous batching, and a row."""
     run = functools.partial(generate_all, batch_size=batch_size)
     names = {"fixed": batch_size, "refilled": num_refilled}
     outputs: dict[str, Output] = {}
@@ -75,7 +75,7 @@ def measure_batch(
 
 
 def plot(rows: list[dict[str, Any]]) -> Any:
-    """Returns a figure: how much more comes out of refilled rows, at each batch size."""
+    """Returns a figure: the speed-up of continuous batching at each batch size."""
     figure, axis = results.subplots(1, 1, figsize=(1.5 + 1.2 * len(rows), 3.5))
     names = [f"{row['batch_size']}, K = {row['num_draft']}" for row in rows]
     gains, low, high = ([row[f"speedup{end}"] for row in rows] for end in ("", "_low", "_high"))
@@ -85,7 +85,7 @@ def plot(rows: list[dict[str, Any]]) -> Any:
     ]
     axis.bar(names, gains, yerr=spread, capsize=3)
     axis.axhline(1, color="black", linewidth=0.8)
-    axis.set(xlabel="rows together", title="tokens/s: refilled over fixed")
+    axis.set(xlabel="batch size", title="tokens/s: continuous over fixed batches")
     return figure
 
 
@@ -97,7 +97,7 @@ def main(console: Console) -> None:
     generate_all = functools.partial(
         specjax.generate_all, target, sources, truncate=True, max_new_tokens=_MAX_NEW_TOKENS.value
     )
-    with progress.tokens(len(sources), "each alone", console) as report:
+    with progress.tokens(len(sources), "decoding each source alone", console) as report:
         alone = generate_all(batch_size=1, on_progress=report)
     rows = []
     for column in columns.columns():
@@ -109,7 +109,7 @@ def main(console: Console) -> None:
             rows.append({"num_draft": column, **row, **same_as_alone(target, sources, output, alone)})
             if _OUTPUT.value:
                 results.write(_OUTPUT.value, "throughput", rows)
-    results.show(console, f"tokens a second, {results.hardware()}", rows)
+    results.show(console, f"tokens per second, {results.hardware()}", rows)
     results.save(console, _OUTPUT.value, "throughput", rows, lambda: plot(rows))
 
 

@@ -1,10 +1,11 @@
-"""Trains a T5 or a T5Gemma from scratch, or fine-tunes one from a Hugging Face directory.
+"""Trains a T5 or T5Gemma from scratch, or fine-tunes one from a Hugging Face directory.
 
   python -m experiments.train --flagfile=configs/train_captions_target.flags --data_dir=DATA
   python -m experiments.train --flagfile=configs/train_finetune.flags --data_dir=DATA --init_from=MODEL
 
-Prints loss and target tokens per second; every `--report_every` steps validates and checkpoints.
-Resumes from the newest checkpoint in `--output`, and exports a Hugging Face directory at the end.
+Every --report_every steps the script prints the loss and target tokens per second, validates, and writes a
+checkpoint. It resumes from the newest checkpoint in --output, and exports a Hugging Face directory at the
+end.
 """
 
 import dataclasses
@@ -30,47 +31,60 @@ from specjax.training.state import Optimization, TrainState, abstract_state, ini
 training.define_run(
     "train,validation", num_steps=2600, learning_rate=2e-2, warmup_steps=300, report_every=100
 )
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory, trained into if empty; else of --init_from.")
-_TOKENIZER_TASK = flags.DEFINE_list(
-    "tokenizer_task", [], "Tasks on whose training texts it is trained, in place of those of --task."
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Directory of the tokenizer, trained if empty; default: --init_from."
 )
-_VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 4000, "Pieces of a tokenizer trained here; 0: ByT5's bytes.")
-_TRAIN_TARGETS = flags.DEFINE_list("train_targets", [], "Files whose line n is a further target of source n.")
+_TOKENIZER_TASK = flags.DEFINE_list(
+    "tokenizer_task", [], "Tasks whose training texts it is trained on; default: --task."
+)
+_VOCAB_SIZE = flags.DEFINE_integer(
+    "vocab_size", 4000, "Vocabulary of a tokenizer trained here; 0: ByT5's bytes."
+)
+_TRAIN_TARGETS = flags.DEFINE_list("train_targets", [], "Files whose line n is another target for source n.")
 _INIT_FROM = flags.DEFINE_string("init_from", None, "Hugging Face directory or hub id to start from.")
-flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "Update rule.")
-flags.DEFINE_enum("decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "After the warm-up.")
-flags.DEFINE_float("weight_decay", 0.0, "Of AdamW.")
-flags.DEFINE_float("max_grad_norm", 1.0, "Clipping by the global norm.")
-flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch, one in memory at a time.", lower_bound=1)
-_SMOOTHING = flags.DEFINE_float("label_smoothing", 0.1, "Mass spread over the vocabulary.")
-_DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout in training.")
-_DTYPE = flags.DEFINE_enum("compute_dtype", "float32", ["float32", "bfloat16"], "Params stay float32.")
-_DATA = flags.DEFINE_integer("data_parallel", 1, "Devices that share the rows of a batch.", lower_bound=1)
-_MODEL = flags.DEFINE_integer("model_parallel", 1, "Devices that share heads, vocabulary.", lower_bound=1)
-_NUM_VALIDATION = flags.DEFINE_integer("num_validation", 2000, "Validation pairs, at most.", lower_bound=1)
+flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "Optimizer.")
+flags.DEFINE_enum(
+    "decay", "cosine", ["constant", "rsqrt", "cosine", "linear"], "Learning rate schedule after warm-up."
+)
+flags.DEFINE_float("weight_decay", 0.0, "Weight decay of AdamW.")
+flags.DEFINE_float("max_grad_norm", 1.0, "Maximum global norm of gradients.")
+flags.DEFINE_integer("num_accumulated", 1, "Parts of a batch to accumulate gradients over.", lower_bound=1)
+_SMOOTHING = flags.DEFINE_float("label_smoothing", 0.1, "Probability mass spread over the vocabulary.")
+_DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout rate.")
+_DTYPE = flags.DEFINE_enum("compute_dtype", "float32", ["float32", "bfloat16"], "Params stay in float32.")
+_DATA = flags.DEFINE_integer("data_parallel", 1, "Devices along the data axis.", lower_bound=1)
+_MODEL = flags.DEFINE_integer("model_parallel", 1, "Devices along the model axis.", lower_bound=1)
+_NUM_VALIDATION = flags.DEFINE_integer(
+    "num_validation", 2000, "Maximum number of validation pairs.", lower_bound=1
+)
 _NUM_DECODED = flags.DEFINE_integer(
-    "num_decoded", 0, "Validation sources of each task to decode greedily, for BLEU or ROUGE.", lower_bound=0
+    "num_decoded", 0, "Validation sources per task to decode greedily, for BLEU or ROUGE.", lower_bound=0
 )
 _EXPORT_BY = flags.DEFINE_enum(
-    "export_by", "loss", ["loss", "quality", "last"], "Which step: the best mean over tasks, or the last."
+    "export_by",
+    "loss",
+    ["loss", "quality", "last"],
+    "Step to export: the best by its mean over tasks, or the last.",
 )
-_PATIENCE = flags.DEFINE_integer("patience", 0, "Reports without a better one that end it.", lower_bound=0)
+_PATIENCE = flags.DEFINE_integer(
+    "patience", 0, "Stop after this many reports without improvement; 0: never.", lower_bound=0
+)
 _DEFAULTS = dict(d_model=384, d_kv=64, d_ff=1536, num_heads=6, num_layers=3, num_decoder_layers=6)
 for _name, _default in _DEFAULTS.items():
     flags.DEFINE_integer(_name, _default, f"Model shape: {_name}.")
-_FAMILY = flags.DEFINE_enum("family", "t5", families.FLAVOURS, "What is trained from scratch.")
+_FAMILY = flags.DEFINE_enum("family", "t5", families.FLAVOURS, "Architecture to train from scratch.")
 _KV_HEADS = flags.DEFINE_integer(
-    "num_kv_heads", None, "Heads of keys and values of a T5Gemma; default: --num_heads.", lower_bound=1
+    "num_kv_heads", None, "Heads of keys and values in a T5Gemma; default: --num_heads.", lower_bound=1
 )
 _WINDOW = flags.DEFINE_integer(
-    "window", 4096, "Tokens that every other layer of a T5Gemma sees.", lower_bound=1
+    "window", 4096, "Attention window of every other layer in a T5Gemma, in tokens.", lower_bound=1
 )
 
 Validate = Callable[[Any], dict[str, dict[str, float]]]
 
 
 def training_texts() -> Sequence[data.TextPair]:
-    """Returns those of the training split, then its sources with each file of --train_targets."""
+    """Returns the training split, then its sources with the targets of each file of --train_targets."""
     texts = training.pairs(FLAGS.splits[0])
     if not _TRAIN_TARGETS.value:
         return texts
@@ -79,15 +93,15 @@ def training_texts() -> Sequence[data.TextPair]:
         lines = data.read_lines(path)
         if len(lines) != len(texts):
             raise ValueError(
-                f"--train_targets: {path} has {len(lines)} lines, but there are {len(texts)} training "
-                "sources: give one line for each"
+                f"`--train_targets` must have one line for each of the {len(texts)} training sources, got "
+                f"{len(lines)} in {path}"
             )
         joined += [(source, line) for (source, _), line in zip(texts, lines, strict=True)]
     return joined
 
 
 def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
-    """Returns that of --tokenizer, made first if need be, else that of --init_from."""
+    """Returns the tokenizer of --tokenizer, trained first if missing, or that of --init_from."""
     if _TOKENIZER.value:
         mixture = tasks.parse_mixture(_TOKENIZER_TASK.value, "tokenizer_task")
         parts = [tasks.pairs(FLAGS.splits[0], name) for name, times in mixture.items() for _ in range(times)]
@@ -96,24 +110,26 @@ def load_tokenizer(texts: Sequence[data.TextPair]) -> Any:
         return data.load_or_train_tokenizer(_TOKENIZER.value, lines, _VOCAB_SIZE.value or None)
     if _INIT_FROM.value:
         return loading.load_tokenizer(_INIT_FROM.value)
-    raise ValueError("--tokenizer and --init_from are both missing: give the directory of a tokenizer")
+    raise ValueError("`--tokenizer` or `--init_from` must be given; give the directory of a tokenizer")
 
 
 def initial_model(vocab_size: int) -> tuple[families.Config, Any]:
-    """Returns the config, and float32 params before the first step, in the host's memory."""
+    """Returns the config and the initial float32 params, in host memory."""
     changes = {"dropout_rate": _DROPOUT.value, "dtype": _DTYPE.value}
     with jax.default_device(jax.devices("cpu")[0]):
         if _INIT_FROM.value:
             config, params = convert.load(_INIT_FROM.value, "float32")
             if vocab_size > config.vocab_size:
                 raise ValueError(
-                    f"the tokenizer has {vocab_size} ids, {_INIT_FROM.value} only {config.vocab_size} "
-                    "embeddings: give --tokenizer the directory of the tokenizer that it was trained with"
+                    f"the tokenizer must have at most {config.vocab_size} ids, the embeddings of "
+                    f"{_INIT_FROM.value}, got {vocab_size}; give --tokenizer the one that it was trained with"
                 )
             return dataclasses.replace(config, **changes), params
         shape = {name: FLAGS[name].value for name in _DEFAULTS}
         if _KV_HEADS.value and FLAGS.num_heads % _KV_HEADS.value:
-            raise ValueError(f"--num_kv_heads={_KV_HEADS.value} must divide --num_heads={FLAGS.num_heads}")
+            raise ValueError(
+                f"`--num_kv_heads` must divide --num_heads={FLAGS.num_heads}, got {_KV_HEADS.value}"
+            )
         grouped = dict(num_kv_heads=_KV_HEADS.value, window=_WINDOW.value)
         config = dataclasses.replace(families.sized(_FAMILY.value, vocab_size, **shape, **grouped), **changes)
         ids, init = np.zeros((1, 8), np.int32), jax.jit(families.module(config).init)
@@ -122,10 +138,10 @@ def initial_model(vocab_size: int) -> tuple[families.Config, Any]:
 
 
 def make_validate(module: families.Module, mesh: Any, tokenizer: Any) -> Validate:
-    """Returns a function from params to `{"loss": ..., "quality": ...}`, each a value per task.
+    """Returns a function from params to `{"loss": ..., "quality": ...}`, each a dict with a value per task.
 
-    Losses are in nats per token; the quality of greedy outputs (BLEU, or ROUGE-Lsum in percent) is there
-    if --num_decoded asks for it. Tasks without validation pairs are left out.
+    Losses are in nats per token. Quality (BLEU, or ROUGE-Lsum in percent, of greedy outputs) is computed if
+    --num_decoded is not 0. Tasks without validation pairs are left out.
     """
     evaluate = loop.make_evaluate(module, mesh)
     texts = {name: training.pairs_of(name, FLAGS.splits[1]) for name in training.mixture()}
@@ -159,7 +175,7 @@ def make_validate(module: families.Module, mesh: Any, tokenizer: Any) -> Validat
 def start_or_resume(
     saved: checkpoints.Checkpoints, params: Any, optimization: Optimization, mesh: Any, batches: data.Stream
 ) -> tuple[TrainState, loop.Best]:
-    """Returns the newest checkpoint, if there is one; `batches` goes on where it stood then."""
+    """Returns the state of the newest checkpoint and positions `batches` there; or an initial state."""
     found = resuming.restored(saved, abstract_state(params, optimization, mesh), identity())
     if found is None:
         best = loop.Best(larger_is_better=_EXPORT_BY.value == "quality")
@@ -172,7 +188,7 @@ def start_or_resume(
 
 
 def identity() -> dict[str, Any]:
-    """Returns what a resumed run must share with the one that was stopped, its data's settings aside."""
+    """Returns the settings that a resumed run must share with the interrupted one, except its data's."""
     files = [pathlib.Path(path) for path in _TRAIN_TARGETS.value]
     return training.fingerprint() | {
         "splits": FLAGS.splits,
@@ -192,8 +208,7 @@ def train(
     batches: data.Stream,
     validate: Validate,
 ) -> tuple[TrainState, loop.Best]:
-    """Runs the loop: validates, prints, keeps the best step's checkpoint, stops early."""
-
+    """Runs the training loop: validates, prints, keeps the checkpoint of the best step, stops early."""
     chosen = "quality" if _EXPORT_BY.value == "quality" else "loss"
 
     def report(state: TrainState, progress: loop.Progress) -> bool:
@@ -213,7 +228,9 @@ def train(
         note = {"run": identity(), "data": position, "best": dataclasses.asdict(best)}
         saved.save(progress.step, state, note, keep=() if best.step is None else (best.step,))
         if best.should_stop(_PATIENCE.value):
-            console.print(f"stopped: none of the last {best.num_worse} reports was better than {best.step}")
+            console.print(
+                f"stopped: no improvement over step {best.step} in the last {best.num_worse} reports"
+            )
         return not best.should_stop(_PATIENCE.value)
 
     if not best.should_stop(_PATIENCE.value):
@@ -223,9 +240,11 @@ def train(
 
 def main(console: Console) -> None:
     if _EXPORT_BY.value == "quality" and _NUM_DECODED.value < 1:
-        raise ValueError(f"--export_by=quality with --num_decoded={_NUM_DECODED.value}: give at least 1")
+        raise ValueError(
+            f"`--num_decoded` must be at least 1 with --export_by=quality, got {_NUM_DECODED.value}"
+        )
     if len(FLAGS.splits) != 2:
-        raise ValueError(f"--splits={','.join(FLAGS.splits)}: give two, as in --splits=train,validation")
+        raise ValueError(f"`--splits` must be two, as in train,validation, got {','.join(FLAGS.splits)}")
     mesh = sharding.make_mesh(_DATA.value, _MODEL.value)
     chosen = ("optimizer", "decay", "weight_decay", "max_grad_norm", "num_accumulated")
     optimization = training.optimization(**{name: FLAGS[name].value for name in chosen})

@@ -2,10 +2,9 @@
 
   python -m experiments.train_heads --flagfile=configs/train_captions_eagle.flags --data_dir=DATA
 
-The target decodes the training sources once, at temperature 1 and greedily; the heads then learn its
-distributions along these texts. Every --report_every steps the chances of acceptance on validation
-sources are printed, position by position, and a checkpoint is written, from which a run that was stopped
-goes on.
+The target decodes the training sources once at temperature 1 and once greedily; the heads then learn its
+distributions along these texts. Every --report_every steps the script prints the probability of acceptance at
+each position, on validation sources, and writes a checkpoint from which an interrupted run resumes.
 """
 
 import collections
@@ -32,21 +31,25 @@ training.define_run(
 )
 training.define_sequences()
 _TARGET = flags.DEFINE_string("target", None, "Frozen target: a Hugging Face directory or hub id.")
-_KIND = flags.DEFINE_enum("kind", "eagle", heads_lib.KINDS, "What is trained.")
-_NUM_IDS = flags.DEFINE_integer("num_draft_ids", 0, "The target's most frequent; 0: all, by its own head.")
-_NUM_STEPS_AHEAD = flags.DEFINE_integer("num_steps_ahead", 5, "Positions ahead that are trained.")
+_KIND = flags.DEFINE_enum("kind", "eagle", heads_lib.KINDS, "Kind of heads to train.")
+_NUM_IDS = flags.DEFINE_integer(
+    "num_draft_ids", 0, "Draft only the target's this many most frequent ids; 0: all."
+)
+_NUM_STEPS_AHEAD = flags.DEFINE_integer("num_steps_ahead", 5, "Number of positions ahead to train.")
 _SHAPE = {
-    name: flags.DEFINE_integer(name, 0, f"Shape of the layers: {name}; 0: the target's.")
+    name: flags.DEFINE_integer(name, 0, f"Shape of the layers: {name}; 0: that of the target.")
     for name in ("d_model", "d_kv", "d_ff", "num_heads")
 }
-_LAYERS = flags.DEFINE_integer("num_layers", 1, "Layers; Medusa has none.")
-_FEATURES = flags.DEFINE_list("feature_layers", [], "Decoder layers of the target to read beside the last.")
-_OPTIMIZER = flags.DEFINE_enum("optimizer", "adafactor", ["adafactor", "adamw"], "For Medusa adamw.")
-_TEXTS = flags.DEFINE_string("texts", None, "Where the target's outputs are kept; None: in --output.")
+_LAYERS = flags.DEFINE_integer("num_layers", 1, "Number of layers; Medusa has none.")
+_FEATURES = flags.DEFINE_list("feature_layers", [], "Decoder layers of the target to read besides the last.")
+_OPTIMIZER = flags.DEFINE_enum(
+    "optimizer", "adafactor", ["adafactor", "adamw"], "Optimizer; use adamw for Medusa."
+)
+_TEXTS = flags.DEFINE_string("texts", None, "Directory for the target's outputs; default: --output.")
 
 
 def texts(console: Console, target: Model, split: str, count: int) -> list[data.Pair]:
-    """Returns sources of a split with the target's outputs, sampled and greedy."""
+    """Returns sources of a split with the target's sampled and greedy outputs."""
     pairs = training.tokenized(split, count, target.tokenizer)
     folder = pathlib.Path(_TEXTS.value or FLAGS.output)
     common = dict(seed=FLAGS.seed, max_new_tokens=training.max_new_tokens())
@@ -60,7 +63,7 @@ def texts(console: Console, target: Model, split: str, count: int) -> list[data.
 
 
 def read_config(target: Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsConfig:
-    """Returns the shape that the flags ask for."""
+    """Returns the shape that the flags select."""
     ids: tuple[int, ...] = ()
     if _NUM_IDS.value:
         counts = collections.Counter(token for pair in pairs for token in pair.target)
@@ -78,7 +81,7 @@ def read_config(target: Model, pairs: Sequence[data.Pair]) -> heads_lib.HeadsCon
 
 
 def taught(batches: Iterable[data.Batch], teacher: Any) -> Iterator[dict[str, Any]]:
-    """Yields the batches with what the target makes of them."""
+    """Yields the batches with the target's features and logits."""
     for batch in batches:
         yield teacher(dataclasses.asdict(batch))
 
@@ -91,7 +94,7 @@ def train(
     pairs: Sequence[data.Pair],
     held_out: Sequence[data.Pair],
 ) -> TrainState:
-    """Runs the loop, from the newest checkpoint if there is one; reports and checkpoints."""
+    """Runs the training loop, from the newest checkpoint if any; reports and writes checkpoints."""
     config, params = network.config, network.params
     console.print(f"{measure.num_params(params) / 1e6:.2f} M parameters, {len(pairs)} texts")
     optimization = training.optimization(optimizer=_OPTIMIZER.value, decay="cosine")

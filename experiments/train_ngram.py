@@ -1,10 +1,10 @@
-"""Learns an n-gram table that drafts for a target: unigrams or bigrams of a task's outputs.
+"""Counts unigrams or bigrams of a task's targets, as an n-gram table that drafts for a target model.
 
   python -m experiments.train_ngram --target=experiments/checkpoints/captions-target --data_dir=DATA \
     --export=runs/bigrams.safetensors
   python -m experiments.generate ... --ngram=runs/bigrams.safetensors --num_draft=ngram:1,ngram:2
 
-Counts the tokens of the task's targets (Leviathan et al. 2023, section 4 and table 3), which takes seconds.
+It takes seconds. See Leviathan et al. 2023, section 4 and table 3.
 """
 
 import pathlib
@@ -18,17 +18,19 @@ from specjax.loading import load_tokenizer
 from specjax.models import convert
 
 _TASK = tasks.define_task()
-_TARGET = flags.DEFINE_string("target", None, "Whose tokens are counted: a directory or hub id.")
+_TARGET = flags.DEFINE_string("target", None, "Target whose tokenizer to use: a directory or hub id.")
 _SPLIT = flags.DEFINE_string("split", "train", "Split of the task.")
 _ORDER = flags.DEFINE_enum("order", "2", ["1", "2"], "1: unigrams; 2: bigrams.")
-_SUCCESSORS = flags.DEFINE_integer("max_successors", 64, "Kept of each token.", lower_bound=1)
-_EXPORT = flags.DEFINE_string("export", None, "The file to write, such as bigrams.safetensors.")
+_SUCCESSORS = flags.DEFINE_integer(
+    "max_successors", 64, "Maximum number of successors to keep per token.", lower_bound=1
+)
+_EXPORT = flags.DEFINE_string("export", None, "File to write, such as bigrams.safetensors.")
 
 
 def main(console: Console) -> None:
     path = pathlib.Path(_EXPORT.value)
     if path.is_dir():
-        raise ValueError(f"--export={path}: it is a directory; give the name of a file")
+        raise ValueError(f"`--export` must be the name of a file, got the directory {path}")
     config, tokenizer = convert.read_config(_TARGET.value), load_tokenizer(_TARGET.value)
     found = tasks.pairs(_SPLIT.value, _TASK.value)
     texts = tokenizer([target for _, target in found], verbose=False).input_ids
@@ -37,7 +39,7 @@ def main(console: Console) -> None:
     )
     drafters.save_ngram(path, table)
     console.print(
-        f"counted {sum(map(len, texts))} tokens of {len(texts)} texts; wrote {path}", soft_wrap=True
+        f"counted {sum(map(len, texts))} tokens in {len(texts)} texts; wrote {path}", soft_wrap=True
     )
 
 

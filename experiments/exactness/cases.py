@@ -1,6 +1,6 @@
-"""What is enumerated: drafters, rules and options on toy networks small enough for it.
+"""Enumerated cases: drafters, rules and options on toy networks that are small enough to enumerate.
 
-`DRAFTERS` has a line for each drafter: from it come enumerations, and the tests in which an oracle drafts.
+`DRAFTERS` has a line for each drafter, which adds its enumerated cases and its tests with an oracle.
 `experiments.losslessness` reports all cases; the tests run most of them.
 """
 
@@ -40,7 +40,7 @@ from specjax.types import AcceptanceRule, Context, Draft, Drafter, Draws, Histor
 
 
 class Toys(NamedTuple):
-    """What a drafter can be made of: a draft model, one that drafts for it, heads on the target."""
+    """Parts of drafters: a draft model, a model that drafts for it, and heads on the target."""
 
     draft: Network
     helper: Network
@@ -48,12 +48,12 @@ class Toys(NamedTuple):
 
 
 class ToyDrafter(NamedTuple):
-    """A drafter in small.
+    """A drafter made of toys.
 
     Attributes:
-      make: takes toys and the most drafts K that are accepted in a round.
-      warm_up: tokens that a row has emitted before it can know the next ones: more than one where it learns
-        from the output; None: it never knows them.
+      make: takes toys and K, the maximum number of accepted drafts per round.
+      warm_up: tokens that a row must have emitted before the drafter can know the next ones; more than one if
+        it learns from the output; None: it never knows them.
     """
 
     make: Callable[[Toys, int], Drafter]
@@ -61,14 +61,14 @@ class ToyDrafter(NamedTuple):
 
 
 def bigrams(draft: Network) -> NgramTable:
-    """Returns a table of random text in a draft's vocabulary, in the precision of the case."""
+    """Returns a table of random text in the vocabulary of a draft, in the precision of the case."""
     text = np.random.default_rng(4).integers(draft.vocab_size, size=30)
     dtype = jax.eval_shape(draft.logits, jax.ShapeDtypeStruct((1, 1, 1), np.float32)).dtype
     table = learn_ngram([text], draft.vocab_size, max_successors=2)
     return jax.tree.map(lambda x: x.astype(dtype) if x.dtype == np.float32 else x, table)
 
 
-# ---- a new drafter needs a line here
+# ---- drafters: a new one needs a line here
 
 DRAFTERS = {
     "model": ToyDrafter(lambda toys, k: ModelDrafter(toys.draft, k)),
@@ -86,7 +86,7 @@ DRAFTERS = {
 
 
 class ArgmaxDrafter(DrafterWrapper):
-    """Proposes what another drafter proposes greedily, whatever the temperature: its q is one-hot."""
+    """Proposes greedily with another drafter at any temperature, so that q is one-hot."""
 
     def propose(
         self, state: State, context: Context, draws: Draws | None, max_length: jax.Array | None
@@ -96,7 +96,7 @@ class ArgmaxDrafter(DrafterWrapper):
 
 
 def adapted(drafter: Drafter) -> AdaptiveDrafter:
-    """Returns a drafter of adaptive length; with these numbers every length occurs."""
+    """Returns a drafter of adaptive length, with costs for which every length occurs."""
     lengths: tuple[int, ...] = (0, drafter.num_draft)
     if not drafter.drafts_trees:
         lengths = tuple(range(drafter.num_draft + 1))
@@ -104,14 +104,14 @@ def adapted(drafter: Drafter) -> AdaptiveDrafter:
     return AdaptiveDrafter(drafter, lengths, costs, decay=0.5, prior_alpha=0.6, prior_weight=0.5)
 
 
-# ---- an enumeration
+# ---- a case
 
 SOURCE = np.array([1, 0, 0])
-NUM_TOKENS = 12  # slots for output: no row gets that far
+NUM_TOKENS = 12  # slots for output, more than any row emits
 
 
 def options(**given: Any) -> GenerationConfig:
-    """Returns a config; at temperature .6, without end tokens and far from the limit unless given."""
+    """Returns a config, by default at temperature .6, without end tokens and far from the limit."""
     return GenerationConfig(**dict(temperature=0.6, max_new_tokens=NUM_TOKENS, eos_ids=()) | given)
 
 
@@ -120,17 +120,17 @@ WARM = options()
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An enumeration.
+    """An enumerated case.
 
     Attributes:
-      make: makes the drafter; it may return None, for autoregressive decoding.
-      rule, config: as of `decode.generate`.
+      make: makes the drafter; None from it is autoregressive decoding.
+      rule, config: as in `decode.generate`.
       num_tokens: length of the sequences whose distribution is compared.
       prefix: decoder input.
-      vocab_size, num_ids: of the target.
-      draft_vocab_size: where the draft's vocabulary is padded to another size.
-      seed: of the first table; another one makes another pair.
-      dtype: of all tables.
+      vocab_size, num_ids: sizes of the target's vocabulary, with and without padding.
+      draft_vocab_size: size of the draft's vocabulary, if padded differently.
+      seed: seed of the tables.
+      dtype: dtype of the tables.
     """
 
     make: Callable[[Toys], Drafter | None] = lambda toys: ModelDrafter(toys.draft, 2)
@@ -150,7 +150,7 @@ class Case:
         return ToyNetwork(self._table(0), self.num_ids)
 
     def drafter(self, twin: bool = False) -> Drafter | None:
-        """Returns the drafter; `twin`: its draft model is the target."""
+        """Returns the drafter; with `twin` its draft model is the target."""
         draft = self._table(0) if twin else self._table(1, self.draft_vocab_size)
         helper = self._table(2, self.draft_vocab_size)
         return self.make(Toys(ToyNetwork(draft), ToyNetwork(helper), ToyHeads(self._table(1))))
@@ -159,7 +159,7 @@ class Case:
         return toys.random_table(self.seed + which, vocab_size or self.vocab_size, dtype=self.dtype)
 
     def request(self, twin: bool = False, sources: np.ndarray = SOURCE[None]) -> Request:
-        """Returns what runs."""
+        """Returns the request of the case."""
         return decode.prepare(
             self.target,
             sources,
@@ -172,32 +172,32 @@ class Case:
         )
 
     def precision(self) -> contextlib.AbstractContextManager:
-        """Returns in what the tables are read as they are."""
+        """Returns the context in which JAX has the precision of the tables."""
         return jax.enable_x64(True) if self.dtype is np.float64 else contextlib.nullcontext()
 
     def outputs(self, rounds: Rounds | None = None, twin: bool = False) -> Outputs:
-        """Returns the distribution that rounds give; None: the library's own, enumerated once for all."""
+        """Returns the output distribution of `rounds`; None: the library's, enumerated once and cached."""
         if rounds is None:
             return _outputs(self, twin)
         with self.precision():
             return rounds.outputs(self.request(twin), self.num_tokens)
 
     def expected(self) -> Sequences:
-        """Returns the target's distribution, in numpy."""
+        """Returns the target's distribution, computed in numpy."""
         num_tokens = min(self.num_tokens, int(self.config.max_new_tokens))
         return toys.target_distribution(self.target, SOURCE, num_tokens, self.config, self.prefix)
 
     def error(self, rounds: Rounds | None = None, twin: bool = False) -> float:
-        """Returns the largest difference of a probability between the two."""
+        """Returns the largest difference in probability between the output and the target's distribution."""
         return enumeration.largest_error(self.outputs(rounds, twin).probability, self.expected())
 
     @property
     def bar(self) -> float:
-        """The largest error that passes, in the precision of the case."""
+        """The error below which the case passes."""
         return 1e-12 if self.dtype is np.float64 else 1e-6
 
     def num_wrong_greedy(self, rounds: Rounds | None = None) -> int:
-        """Returns how many of four rows differ from the target's argmax path in the greedy program."""
+        """Returns how many of four greedy rows differ from the target's argmax path."""
         sources = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]])
         config = dataclasses.replace(self.config, temperature=0.0, max_new_tokens=self.num_tokens)
         request = dataclasses.replace(self, config=config).request(sources=sources)
@@ -210,7 +210,7 @@ class Case:
 
 @functools.cache
 def library_rounds() -> Rounds:
-    """Returns the library's rounds, without a fault."""
+    """Returns the library's own rounds."""
     return Rounds()
 
 
@@ -219,11 +219,11 @@ def _outputs(case: Case, twin: bool) -> Outputs:
     return case.outputs(library_rounds(), twin)
 
 
-# ---- all of them
+# ---- all cases
 
 
 def of(name: str, num_draft: int = 2) -> Callable[[Toys], Drafter]:
-    """Returns what makes a drafter of the table."""
+    """Returns a function that makes a drafter of `DRAFTERS`."""
     return lambda toys: DRAFTERS[name].make(toys, num_draft)
 
 
@@ -232,7 +232,7 @@ LOSSY = {"Lenient(0.5)": acceptance.Lenient(0.5), "Typical()": acceptance.Typica
 
 
 def pulls_back(logits: jax.Array, history: History) -> jax.Array:
-    """Makes the last token but one likelier: what a function of the user's own may do."""
+    """Makes the last token but one likelier, as a logits processor of a user may."""
     assert history.tokens is not None and history.length is not None
     place = jnp.maximum(history.length - 2, 0)[..., None]
     earlier = jnp.take_along_axis(jnp.asarray(history.tokens), place, axis=-1)
@@ -274,7 +274,7 @@ OPTIONS = {
     "bias, suppressed ids": Case(
         config=options(logit_bias={0: 0.7}, suppress_tokens=(3,), begin_suppress_tokens=(1,)), vocab_size=4
     ),
-    "a function of one's own": Case(config=options(temperature=1.0, logits_processor=pulls_back)),
+    "logits processor": Case(config=options(temperature=1.0, logits_processor=pulls_back)),
     "minimum length": Case(config=options(temperature=1.0, min_new_tokens=2, eos_ids=(2,))),
     "end token inside the draft": Case(config=options(eos_ids=(2,))),
     "limit cuts the draft": Case(config=options(max_new_tokens=3)),
@@ -282,7 +282,7 @@ OPTIONS = {
     "padded vocabularies": Case(vocab_size=5, draft_vocab_size=4, num_ids=3, num_tokens=3),
     "float32": Case(config=options(eos_ids=(2,)), dtype=np.float32),
 }
-# Drafters that are more than a line of the table: other sizes, other ways to draw.
+# Other sizes of drafters, and other ways to draw.
 SIZES = {
     "1 draft of 4": Case(of("model", 1), vocab_size=4),
     "2 drafts of 4": Case(vocab_size=4, num_tokens=3),
@@ -295,7 +295,7 @@ SIZES = {
     "2 copies, repetition penalty": Case(
         of("lookup"), config=options(temperature=1.0, repetition_penalty=1.7), prefix=(0, 0, 2)
     ),
-    "2 copies, some of ids that do not exist": Case(of("lookup"), num_ids=2),
+    "2 copies, some of padding ids": Case(of("lookup"), num_ids=2),
     "2 staged, end token, limit, minimum length": Case(
         of("staged"), config=options(temperature=1.0, min_new_tokens=1, eos_ids=(1,), max_new_tokens=3)
     ),
@@ -326,7 +326,7 @@ Key = tuple[str, str, str]  # rule, drafter, options
 
 @functools.cache
 def all_cases() -> dict[Key, Case]:
-    """Returns every lossless rule with every drafter and option that it can meet."""
+    """Returns every lossless rule with every drafter and option that it supports."""
     cases: dict[Key, Case] = {("none", "autoregressive", "temperature 0.6"): Case(lambda toys: None)}
 
     def add(drafter: str, options: str, case: Case, **changed: Any) -> None:
@@ -357,5 +357,5 @@ def all_cases() -> dict[Key, Case]:
 
 
 def lossy_cases() -> dict[Key, Case]:
-    """Returns the rules that say that they are lossy, and must be seen to be."""
+    """Returns a case for each lossy rule, whose distribution must differ."""
     return {(name, "chain of 2", "temperature 0.6"): Case(rule=rule) for name, rule in LOSSY.items()}

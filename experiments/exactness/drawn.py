@@ -1,8 +1,8 @@
-"""The output distribution by drawing: the library's rounds with their own noise, and G-tests of the output.
+"""G-tests of sampled outputs: the library's rounds with their own random numbers.
 
-Toys are tested against the distribution that numpy states, a trained pair against its target's own logits.
-A perfect sampler's p-value is uniform: it is below 1e-3 once in a thousand tests, and above .99 once
-in a hundred. So a test rejects small p only, and says nothing by a large one.
+Toy models are tested against a distribution computed in numpy, a trained pair against the logits of its
+target. The p-value of a perfect sampler is uniform: below 1e-3 in one of a thousand tests, above .99 in one
+of a hundred. So a test rejects for a small p, and a large p means nothing.
 
 Axes: B rows, V vocabulary.
 """
@@ -28,7 +28,7 @@ from specjax.round import LoopState, Program
 from specjax.types import AcceptanceRule, Drafter
 
 REJECT_BELOW = 1e-3  # p-value
-MIN_EXPECTED = 5.0  # cells expected to hold less are pooled
+MIN_EXPECTED = 5.0  # cells with a smaller expected count are pooled
 
 
 class GTest(NamedTuple):
@@ -36,9 +36,9 @@ class GTest(NamedTuple):
 
     Attributes:
       statistic: G = 2 sum observed ln(observed / expected).
-      num_cells: after pooling.
-      num_free: degrees of freedom: one less than the cells, for each distribution that was tested.
-      p_value: of a chi-square with that many degrees; 0 where something impossible was drawn.
+      num_cells: number of cells after pooling.
+      num_free: degrees of freedom: cells less one, summed over the tested distributions.
+      p_value: p-value of a chi-square with these degrees of freedom; 0 if something impossible was drawn.
     """
 
     statistic: float
@@ -48,18 +48,18 @@ class GTest(NamedTuple):
 
 
 def combined(tests: Sequence[GTest]) -> GTest:
-    """Returns independent tests as one: statistics and degrees of freedom add up."""
+    """Combines independent tests by adding their statistics and degrees of freedom."""
     statistic, num_cells, num_free, _ = (sum(values) for values in zip(*tests, strict=True))
     return GTest(statistic, num_cells, num_free, float(scipy.stats.chi2.sf(statistic, num_free)))
 
 
 def g_test(observed: np.ndarray, probs: np.ndarray) -> GTest:
-    """Tests counts `[C]` against probabilities `[C]`; cells too rare for the test are pooled."""
+    """Tests counts `[C]` against probabilities `[C]`, with rare cells pooled."""
     expected = probs / probs.sum() * observed.sum()
     if observed[probs == 0].any():
         return GTest(float("inf"), len(probs), len(probs) - 1, 0.0)
     rare = expected < MIN_EXPECTED
-    if 0 < expected[rare].sum() < MIN_EXPECTED:  # too little even together: the rarest of the others joins
+    if 0 < expected[rare].sum() < MIN_EXPECTED:  # too few even when pooled: add the rarest other cell
         rare |= expected == expected[~rare].min()
     observed, expected = (np.append(x[~rare], x[rare].sum()) for x in (observed, expected))
     observed, expected = observed[expected > 0], expected[expected > 0]
@@ -80,24 +80,24 @@ def g_test_of_sequences(observed: dict[tuple[int, ...], int], expected: Sequence
 
 
 def toy_test(case: Case, rounds: Rounds | None = None, num: int = 2**16) -> GTest:
-    """Returns the G-test of `num` runs of a case in float32; `rounds` None: the library's own."""
+    """Returns the G-test of `num` sampled runs of a case in float32; `rounds` None: the library's."""
     limit = min(case.num_tokens, int(case.config.max_new_tokens))
     config = dataclasses.replace(case.config, max_new_tokens=limit)
     case = dataclasses.replace(case, config=config, dtype=np.float32)
     tokens = (rounds or cases.library_rounds()).drawn(case.request(), np.arange(num))[:, :limit]
-    padded = {(*key, *[0] * (limit - len(key))): p for key, p in case.expected().items()}  # as rows are
+    padded = {(*key, *[0] * (limit - len(key))): p for key, p in case.expected().items()}  # like the rows
     return g_test_of_sequences(collections.Counter(map(tuple, tokens.tolist())), padded)
 
 
 # ---- a trained pair
 
-LIMIT = 8  # new tokens of a row: more than the two looked at, so that no draft is cut
-MIN_PROBABILITY = 1e-9  # first tokens rarer than this are not followed to a second one
+LIMIT = 8  # maximum new tokens: more than the two tested, so that the limit truncates no draft
+MIN_PROBABILITY = 1e-9  # rarer first tokens get no distribution of a second token
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """A target, its draft, and the sources that are decoded."""
+    """A target, its draft, and the sources to decode."""
 
     target: Model
     draft: Model
@@ -113,20 +113,20 @@ class Pair:
 
     @functools.cache  # noqa: B019 - a pair lives as long as the experiment
     def expected(self, config: GenerationConfig) -> list[np.ndarray]:
-        """Returns the target's own distribution of the first two tokens, of each source; see `Drawn`."""
+        """Returns the target's distribution of the first two tokens for each source; see `Drawn`."""
         requests = [self.request(source, None, acceptance.speculative, config) for source in self.sources]
         return [first_two_tokens(request, config) for request in requests]
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What was drawn and what should have been.
+    """Drawn tokens and their expected distribution.
 
     Attributes:
-      tokens: one array `[num, 2]` a source, in the order of drawing.
-      expected: one matrix `[V, V] float64` a source: the probability of a first and a second token; a
-        first token that ends the row has all of it at the pad id.
-      tau: tokens per target call of the rounds that were run.
+      tokens: an array `[num, 2]` per source, in the order of drawing.
+      expected: a matrix `[V, V] float64` per source: the probability of each first and second token. A first
+        token that ends the row has all of its probability at the pad id.
+      tau: tokens per target call of these rounds.
     """
 
     tokens: list[np.ndarray]
@@ -134,7 +134,7 @@ class Drawn:
     tau: float
 
     def g_test(self, num_tokens: int, num: int | None = None) -> GTest:
-        """Returns the G-test of every source, added up, of the first `num` draws (None: all)."""
+        """Returns the combined G-test of all sources, with the first `num` draws (None: all)."""
         tests = []
         for tokens, probs in zip(self.tokens, self.expected, strict=True):
             tokens = tokens if num is None else tokens[: num // len(self.expected)]
@@ -154,7 +154,7 @@ def draw(
     batch_size: int,
     track: Callable[[Sequence], Iterable],
 ) -> Drawn:
-    """Makes `num` draws over all sources together: two rounds each, which emit two tokens at least."""
+    """Makes `num` draws over all sources together: two rounds each, which emit at least two tokens."""
     tokens, emitted, calls = [], 0, 0
     for index, source in enumerate(pair.sources):
         program, inputs = pair.request(source, drafter, rule, config)
@@ -174,7 +174,7 @@ def draw(
 def _two_rounds(
     program: Program, state: LoopState, seeds: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the first two tokens of as many runs as there are `seeds`; tokens and target calls in all."""
+    """Returns the first two tokens of one run per seed, and the total tokens and target calls."""
     state = jax.tree.map(lambda x: jnp.repeat(x, len(seeds), axis=0), state).replace(seeds=seeds)
     for _ in range(2):
         state = decode.step(program, state, sampled=True)
@@ -200,7 +200,7 @@ def first_two_tokens(request: Request, config: GenerationConfig, chunk: int = 25
     of = functools.partial(toys.distribution, config=config, eos_ids=program.eos_ids)
     first = of(np.asarray(logits_after(network, jnp.asarray([[start]])))[0], [start], num_new=0)
     probs = np.zeros((num_ids, num_ids))
-    probs[:, pad_id] = first  # of those that are not followed
+    probs[:, pad_id] = first  # for first tokens without a second
     followed = np.flatnonzero(first > MIN_PROBABILITY)
     for begin in range(0, len(followed), chunk):
         ids = np.resize(followed[begin : begin + chunk], chunk)  # one shape: the last chunk wraps around

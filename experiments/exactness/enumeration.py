@@ -1,11 +1,10 @@
-"""The exact output distribution of a drafter and a rule: the library's own rounds, every outcome enumerated.
+"""Exhaustive enumeration of the output distribution of a drafter and a rule, with the library's own rounds.
 
 Nothing here repeats the algorithm. `round.one_round` runs compiled, as in production, on a network small
-enough that all outcomes of all draws of a round can be followed. Only its draws are not random: a round asks
-for them while it runs, through a callback. What a round draws is found out in this way, one draw after
-another: at the first draw that has no outcomes yet every row is split into one row for each outcome that is
-possible, and the round begins again. Rows carry their probability; their caches travel from round to round,
-so a wrong roll-back changes the distribution.
+enough to follow all outcomes of all draws of a round. Only its draws are not random: the round asks for them
+through a callback while it runs. So its draws are discovered one after another: at the first draw without
+known outcomes every row is split into one row per possible outcome, and the round starts again. Rows carry
+their probability. Their caches are passed from round to round, so a wrong roll-back changes the distribution.
 
 Axes: B rows, K drafts, V vocabulary.
 """
@@ -30,15 +29,15 @@ from specjax.types import Draws
 OneRound = Callable[[Program, LoopState, Draws | None], LoopState]
 Sequences = dict[tuple[int, ...], float]  # the probability of each emitted sequence
 
-# What is enumerated runs a few times: it is to be compiled soon (by two thirds, measured). What is drawn has
-# many rows.
+# Enumerated programs run a few times only, so they should compile fast (a third of the time, measured). Drawn
+# programs have many rows.
 COMPILE_SOON = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 RUN_FAST = {"xla_backend_optimization_level": 2}
-NUM_ROWS = 1024  # of every call, so that a program is compiled once
+NUM_ROWS = 1024  # rows of every call, so that a program is compiled once
 
 
 class ScriptedDraws(struct.PyTreeNode):
-    """Draws (`types.Draws`) that a script decides while a compiled round runs."""
+    """Draws (`types.Draws`) whose outcomes come from a script while a compiled round runs."""
 
     script: "Script" = struct.field(pytree_node=False)
 
@@ -55,19 +54,19 @@ class ScriptedDraws(struct.PyTreeNode):
         """Returns outcomes `[B, K]` by weights `[B, K, outcomes]`."""
         if not weights.shape[1]:
             return jnp.zeros(weights.shape[:2], jnp.int32)
-        # As bits: the thread of a callback does not know of `jax.enable_x64`, and would round them.
+        # As bits: `jax.enable_x64` does not apply in the thread of a callback, which would round them.
         bits = jax.lax.bitcast_convert_type(weights, jnp.uint32)
         draw = functools.partial(self.script.draw, dtype=weights.dtype)
         return io_callback(draw, jax.ShapeDtypeStruct(weights.shape[:2], jnp.int32), streams, bits)
 
 
 class Script:
-    """What is drawn in a run of a round.
+    """The draws of one run of a round.
 
     Attributes:
-      outcomes: stream -> `[B]`, of the draws whose outcomes are known.
-      asked: stream -> weights `[B, outcomes]`, of the first draw whose outcomes are not.
-      error: what was wrong with a draw; empty: nothing.
+      outcomes: stream -> outcomes `[B]` of the draws that are known.
+      asked: stream -> weights `[B, outcomes]` of the first draw that is not known.
+      error: what is wrong with a draw; empty if nothing is.
     """
 
     def begin(self, outcomes: dict[int, np.ndarray]) -> None:
@@ -77,7 +76,7 @@ class Script:
         self._drawn: set[int] = set()
 
     def draw(self, streams: np.ndarray, bits: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Returns outcomes `[B, K]`, one stream each; zeros where they are not known yet."""
+        """Returns outcomes `[B, K]`, a stream per column; zeros for unknown outcomes."""
         streams = np.asarray(streams).tolist()
         weights = np.ascontiguousarray(bits).view(dtype).reshape(len(bits), len(streams), -1)
         for stream in streams:
@@ -91,10 +90,10 @@ class Script:
 
 
 class Branches(NamedTuple):
-    """Rows that a round begins with: its states, each once for each outcome of the draws known so far.
+    """The rows of a run of a round: one for each state and each outcome of the draws known so far.
 
     Attributes:
-      state: `[B]`, which state.
+      state: `[B]`, index of the state.
       probability: `[B]`.
       outcomes: stream -> `[B] int32`.
     """
@@ -109,18 +108,20 @@ class Branches(NamedTuple):
         return Branches(self.state[rows], self.probability[rows], outcomes)
 
     def parts(self) -> list["Branches"]:
-        """Returns the rows in calls of `NUM_ROWS`."""
+        """Returns the rows in parts of at most `NUM_ROWS`."""
         starts = range(0, len(self.state), NUM_ROWS)
         return [self.take(np.arange(start, min(start + NUM_ROWS, len(self.state)))) for start in starts]
 
     def split(self, asked: dict[int, np.ndarray]) -> "Branches":
-        """Returns each row once for each outcome that weights `[B, outcomes]` make possible."""
+        """Returns each row once per outcome with a positive weight in `[B, outcomes]`."""
         rows, of_row = self, np.arange(len(self.state))
         for stream, weights in asked.items():
             chance = weights[of_row].astype(np.float64)
             chance /= chance.sum(1, keepdims=True)
             if not (chance >= 0).all():  # NaN fails as well
-                raise ValueError(f"the weights of stream {stream} are no distribution")
+                raise ValueError(
+                    f"weights of stream {stream} must be a distribution, got negative ones or NaN"
+                )
             row, outcome = np.nonzero(chance)
             rows, of_row = rows.take(row), of_row[row]
             rows = rows._replace(probability=rows.probability * chance[row, outcome])
@@ -129,7 +130,7 @@ class Branches(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The probability of each emitted sequence; expected counts of drafts that were verified and accepted."""
+    """The probability of each emitted sequence, and the expected numbers of verified and accepted drafts."""
 
     probability: Sequences
     num_tested: float
@@ -137,10 +138,10 @@ class Outputs(NamedTuple):
 
 
 class Rounds:
-    """Rounds, compiled once for each kind of program: enumerated, greedy, or drawn.
+    """Compiled rounds of three kinds: enumerated, greedy, and drawn.
 
     Args:
-      one_round: `round.one_round`, or one with a fault in it.
+      one_round: `round.one_round`, or a faulty version of it.
     """
 
     def __init__(self, one_round: OneRound = round_lib.one_round):
@@ -152,14 +153,14 @@ class Rounds:
         self._greedy = jax.jit(lambda *args: one_round(*args, None), compiler_options=COMPILE_SOON)
 
     def outputs(self, request: Request, num_tokens: int) -> Outputs:
-        """Returns the distribution of the first `num_tokens` tokens that are emitted.
+        """Returns the distribution of the first `num_tokens` emitted tokens.
 
         Args:
-          request: of one row. The sampled program runs, at temperature 0 on one-hot distributions.
+          request: has one row. The sampled program runs, at temperature 0 with one-hot distributions.
           num_tokens: rounds run until every outcome is that long or has ended.
 
         Raises:
-          ValueError: a stream was drawn from twice in a round, or from weights that are no distribution.
+          ValueError: a stream is drawn from twice in a round, or its weights are not a distribution.
         """
         states, probability = first_state(request), np.ones(1)
         outputs: Sequences = collections.defaultdict(float)
@@ -177,7 +178,7 @@ class Rounds:
     def _one_round(
         self, program: Program, states: LoopState, probability: np.ndarray
     ) -> Iterator[tuple[Branches, LoopState]]:
-        """Yields all that can become of states in a round, in parts."""
+        """Yields all possible states after a round, in parts."""
         waiting = Branches(np.arange(len(probability)), probability, {}).parts()
         while waiting:
             rows = waiting.pop()
@@ -194,7 +195,7 @@ class Rounds:
                 yield rows, after
 
     def drawn(self, request: Request, seeds: np.ndarray) -> np.ndarray:
-        """Returns the ids `[num, bucket]` that as many runs of a request of one row draw by their keys."""
+        """Returns ids `[num, bucket]` of one sampled run of a one-row request per seed."""
         state = jax.tree.map(lambda x: np.repeat(x, len(seeds), axis=0), first_state(request))
         state = state.replace(seeds=jnp.asarray(seeds, jnp.uint32))
         while np.any(state.running):
@@ -202,7 +203,7 @@ class Rounds:
         return np.asarray(decode.finish(request.program, state).tokens)
 
     def greedy(self, request: Request) -> list[list[int]]:
-        """Returns what the greedy program emits for each row."""
+        """Returns the tokens that the greedy program emits for each row."""
         state = first_state(request)
         while state.running.any():
             state = jax.tree.map(np.asarray, self._greedy(request.program, state))
@@ -211,7 +212,7 @@ class Rounds:
 
 
 def first_state(request: Request) -> LoopState:
-    """Returns the state after the prefill, in numpy."""
+    """Returns the state after prefill, in numpy."""
     with jax.disable_jit():
         return jax.tree.map(np.asarray, round_lib.prefill(request.program, **request.inputs))
 
@@ -219,7 +220,7 @@ def first_state(request: Request) -> LoopState:
 def _collect(
     states: LoopState, probability: np.ndarray, num_tokens: int, outputs: Sequences
 ) -> tuple[LoopState, np.ndarray]:
-    """Adds what is complete to `outputs`; returns the rest, states that a round would read alike as one."""
+    """Adds finished rows to `outputs`; returns the others, with equal states merged."""
     emitted = states.stats.num_emitted
     done = ~states.running | (emitted >= num_tokens)
     start = states.context.length - emitted
@@ -239,12 +240,12 @@ def _collect(
 
 
 def largest_error(outputs: Sequences, others: Sequences) -> float:
-    """Returns the largest difference of a probability between two distributions."""
+    """Returns the largest absolute difference in probability between two distributions."""
     return max(abs(outputs.get(key, 0.0) - others.get(key, 0.0)) for key in outputs.keys() | others.keys())
 
 
 def divergence(outputs: Sequences, others: Sequences) -> float:
-    """Returns KL(outputs || others) in nats; infinite where `others` lacks what `outputs` has."""
+    """Returns KL(outputs || others) in nats; infinite if `others` lacks a sequence of `outputs`."""
     if any(outputs[key] > 0 and others.get(key, 0.0) == 0 for key in outputs):
         return float("inf")
     return sum(p * float(np.log(p / others[key])) for key, p in outputs.items() if p > 0)

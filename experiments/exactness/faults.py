@@ -1,16 +1,16 @@
-"""Faults that must be caught: the library's own round with one thing wrong.
+"""Planted faults that the tests must detect: the library's own round with one error.
 
-A fault is a round like `round.one_round`, which calls it with a wrong rule, drafter, draws or state, or with
-a public function replaced while it is traced. `FAULTS` has for each the case on which it shows, and how:
+A fault is a round like `round.one_round`. It calls that with a wrong rule, drafter, draws or state, or with
+a public function replaced while it is traced. `FAULTS` has the case on which each fault shows, and how:
 
 - "distribution": the enumerated distribution differs from the target's;
 - "raises": the enumeration raises (a stream drawn from twice, shapes that do not fit);
 - "twin": the distribution stays exact, but a draft equal to the target is no longer always accepted;
 - "greedy": the greedy program's output differs from the target's argmax;
-- "drawn": the enumeration, whose draws are scripted, cannot see it: drawn samples must.
+- "drawn": drawn samples differ; the enumeration, whose draws are scripted, cannot detect it.
 
-Classes: what is reported against such systems (which distribution, which position, which noise), caches and
-stops, and the traps of block and tree verification. Axes: B rows, K drafts, N nodes, V vocabulary.
+The classes of faults are those reported for such systems (wrong distribution, position or random numbers),
+caches and stops, and errors in block and tree verification. Axes: B rows, K drafts, N nodes, V vocabulary.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ from specjax.draws import KeyDraws, Stream
 from specjax.round import LoopState, Program
 from specjax.types import AcceptanceResult, AcceptanceRule, Context, Draft, Draws, Round, State
 
-# ---- seams: each makes a round of what is changed
+# ---- ways to make a faulty round
 
 
 def with_function(owner: Any, name: str, change: Callable[[Any], Any]) -> OneRound:
-    """`change` takes a public function and returns what replaces it."""
+    """Returns a round with a function replaced; `change` maps the function to its replacement."""
 
     def one_round(program: Program, state: LoopState, draws: Draws | None) -> LoopState:
         with mock.patch.object(owner, name, change(getattr(owner, name))):
@@ -50,7 +50,7 @@ def with_function(owner: Any, name: str, change: Callable[[Any], Any]) -> OneRou
 
 @dataclasses.dataclass(frozen=True)
 class WrongRule(AcceptanceRule):
-    """`call` takes the rule and its arguments."""
+    """A rule replaced by `call`, which takes the rule and its arguments."""
 
     rule: AcceptanceRule
     call: Callable[..., AcceptanceResult]
@@ -60,14 +60,14 @@ class WrongRule(AcceptanceRule):
 
 
 def with_rule(call: Callable[..., AcceptanceResult]) -> OneRound:
-    """See `WrongRule`."""
+    """Returns a round with a `WrongRule`."""
     return lambda program, state, draws: round_lib.one_round(
         program.replace(rule=WrongRule(program.rule, call)), state, draws
     )
 
 
 class WrongDrafter(DrafterWrapper):
-    """`propose_by` and `commit_by` take the drafter and the arguments of `propose` and `commit`."""
+    """A drafter with other functions, which take the drafter and the arguments of `propose` or `commit`."""
 
     propose_by: Callable = struct.field(pytree_node=False, default=lambda inner, *args: inner.propose(*args))
     commit_by: Callable = struct.field(pytree_node=False, default=lambda inner, *args: inner.commit(*args))
@@ -80,14 +80,14 @@ class WrongDrafter(DrafterWrapper):
 
 
 def with_drafter(**functions: Callable) -> OneRound:
-    """See `WrongDrafter`."""
+    """Returns a round with a `WrongDrafter`."""
     return lambda program, state, draws: round_lib.one_round(
         program.replace(drafter=WrongDrafter(program.drafter, **functions)), state, draws
     )
 
 
 def with_draft(change: Callable[..., Draft]) -> OneRound:
-    """`change` takes what was drafted, the drafter, its state and the context."""
+    """Returns a round with a changed draft; `change` takes the draft, drafter, its state and the context."""
 
     def propose_by(inner: Any, state: State, context: Context, *rest: Any) -> tuple[Draft, State]:
         draft, after = inner.propose(state, context, *rest)
@@ -97,16 +97,16 @@ def with_draft(change: Callable[..., Draft]) -> OneRound:
 
 
 def with_draws(change: Callable[[LoopState, Any], Any]) -> OneRound:
-    """`change` takes the state before the round and its draws."""
+    """Returns a round with other draws; `change` takes the state before the round and its draws."""
     return lambda program, state, draws: round_lib.one_round(program, state, change(state, draws))
 
 
 def then(change: Callable[[LoopState, LoopState], LoopState]) -> OneRound:
-    """`change` takes the states before and after the round."""
+    """Returns a round with a changed result; `change` takes the states before and after the round."""
     return lambda program, state, draws: change(state, round_lib.one_round(program, state, draws))
 
 
-# ---- pieces
+# ---- parts of faults
 
 
 def draws_like(draws: Any, **functions: Callable) -> Any:
@@ -115,7 +115,7 @@ def draws_like(draws: Any, **functions: Callable) -> Any:
 
 
 def on_streams(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns what draws from other streams."""
+    """Returns a function that makes draws use other streams."""
     return lambda draws: draws_like(
         draws,
         accept=lambda stream, chance: draws.accept(change(stream), chance),
@@ -135,7 +135,7 @@ def of_drafts(probs: jax.Array, draft: Draft) -> jax.Array:
 
 
 def with_chances(change: Callable[..., jax.Array]) -> OneRound:
-    """`change` takes the probabilities of acceptance `[B, K]`, and p and q of the drafts."""
+    """Changes probabilities of acceptance; `change` takes them `[B, K]`, and p and q of the drafts."""
 
     def call(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
         p, q = of_drafts(target_probs, draft), of_drafts(draft.probs, draft)
@@ -146,7 +146,7 @@ def with_chances(change: Callable[..., jax.Array]) -> OneRound:
 
 
 def with_next_weights(change: Callable[..., jax.Array]) -> OneRound:
-    """`change` takes the weights `[B, V]` of the next token, the draft, p and the number accepted."""
+    """Changes the weights of the next token; `change` takes them `[B, V]`, draft, p and number accepted."""
 
     def call(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
         asked = []
@@ -164,7 +164,7 @@ def with_next_weights(change: Callable[..., jax.Array]) -> OneRound:
 
 
 def residual_at(q_at: Callable = lambda n: n, p_at: Callable = lambda n: n, cut: bool = True) -> OneRound:
-    """The residual of p and q at other positions; without `cut` a draft cut short counts as rejected."""
+    """Takes the residual of other p and q; without `cut` a truncated draft counts as rejected."""
 
     def change(weights: Any, draft: Draft, target_probs: jax.Array, num_accepted: jax.Array) -> jax.Array:
         num_draft = draft.tokens.shape[1]
@@ -176,7 +176,7 @@ def residual_at(q_at: Callable = lambda n: n, p_at: Callable = lambda n: n, cut:
 
 
 def target_without(**changed: Any) -> OneRound:
-    """The target's distribution, several positions at once, ignores an option that the draft obeys."""
+    """Makes the target's distribution of several positions ignore an option that the draft follows."""
 
     def change(distribution: Callable) -> Callable:
         def fault(logits: jax.Array, options: Any, history: Any) -> jax.Array:
@@ -190,7 +190,7 @@ def target_without(**changed: Any) -> OneRound:
 
 
 def history_with(change: Callable[[Any, Any], Any]) -> OneRound:
-    """`change` takes the right history and the one that knows no drafts."""
+    """Changes the history; `change` takes the right one, and one without drafts."""
     return with_function(
         sampling,
         "history",
@@ -203,7 +203,7 @@ def history_with(change: Callable[[Any, Any], Any]) -> OneRound:
 
 
 def while_proposing(owner: Any, name: str, change: Callable) -> OneRound:
-    """A public function is another while the drafter proposes."""
+    """Replaces a function while the drafter proposes."""
 
     def propose_by(inner: Any, *args: Any) -> tuple[Draft, State]:
         with mock.patch.object(owner, name, change(getattr(owner, name))):
@@ -213,12 +213,12 @@ def while_proposing(owner: Any, name: str, change: Callable) -> OneRound:
 
 
 def rollback_by(offset: int) -> Callable:
-    """Returns a roll-back to another length."""
+    """Returns a change of `rollback` to another length."""
     return lambda rollback: lambda value, length: rollback(value, jnp.maximum(length + offset, 0))
 
 
 def cache_length(change: Callable[[LoopState, LoopState], jax.Array]) -> OneRound:
-    """The target's cache is rolled back to another length."""
+    """Rolls the target's cache back to another length."""
     return then(lambda before, after: after.replace(cache=cache.rollback(after.cache, change(before, after))))
 
 
@@ -226,24 +226,24 @@ def cache_length(change: Callable[[LoopState, LoopState], jax.Array]) -> OneRoun
 
 
 def shifted_logits(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-    """Draft i is verified by the logits that verify draft i - 1."""
+    """Verifies draft i with the logits for draft i - 1."""
     return rule(draws, draft, jnp.concatenate([target_probs[:, :1], target_probs[:, :-1]], axis=1))
 
 
 def shared_stream(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-    """The next token is drawn by the noise of the first acceptance."""
+    """Draws the next token from the stream of the first acceptance."""
     choose = lambda stream, weights: draws.choose(Stream.ACCEPT.at(0), weights)  # noqa: E731
     return rule(draws_like(draws, choose=choose), draft, target_probs)
 
 
 def stops_at_first_failure(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-    """Block verification goes no further than the first draw that does not accept."""
+    """Stops block verification at the first draw that rejects."""
     accept = lambda stream, chance: jnp.cumprod(draws.accept(stream, chance), axis=1) > 0  # noqa: E731
     return rule(draws_like(draws, accept=accept), draft, target_probs)
 
 
 def skips_duplicates(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-    """The second of two equal siblings is not tried again."""
+    """Skips the second of two equal siblings."""
     earlier = jnp.tril(jnp.ones((draft.tokens.shape[1],) * 2, bool), -1)[None]
     same = draft.tokens[:, :, None] == draft.tokens[:, None, :]
     siblings = draft.tree.parents[:, :, None] == draft.tree.parents[:, None, :]
@@ -252,14 +252,14 @@ def skips_duplicates(rule: Any, draws: Any, draft: Draft, target_probs: jax.Arra
 
 
 def sorts_siblings(rule: Any, draws: Any, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-    """The likelier sibling is tried first, whichever was drawn first."""
+    """Tries the likelier sibling first, in whichever order they were drawn."""
     q = jnp.take_along_axis(draft.probs[:, 0], draft.tokens, axis=1)
     order = jnp.argsort(-q, axis=1)
     return rule(draws, draft.replace(tokens=jnp.take_along_axis(draft.tokens, order, 1)), target_probs)
 
 
 def claims(with_replacement: bool) -> Callable:
-    """States that siblings were drawn in the other way."""
+    """Returns a rule that is told the wrong way in which siblings were drawn."""
     return lambda rule, draws, draft, target_probs: rule(
         draws, draft.replace(with_replacement=with_replacement), target_probs
     )
@@ -269,7 +269,7 @@ def claims(with_replacement: bool) -> Callable:
 
 
 def argmax_proposal(inner: Any, state: State, context: Context, draws: Any, max_length: Any) -> Any:
-    """Proposes the most likely token, whatever the q beside it says."""
+    """Proposes the most likely token, but keeps a soft q."""
 
     def choose(stream: Any, weights: jax.Array) -> jax.Array:
         return draws.choose(
@@ -280,36 +280,36 @@ def argmax_proposal(inner: Any, state: State, context: Context, draws: Any, max_
 
 
 def q_without_temperature(draft: Draft, inner: Any, state: State, context: Context) -> Draft:
-    """The q beside a draft is that of temperature 1."""
+    """Reports the q of temperature 1."""
     q = draft.probs ** context.options.temperature[:, None, None].astype(draft.probs.dtype)
     return draft.replace(probs=q / q.sum(-1, keepdims=True))
 
 
 def drops_unsure_tokens(draft: Draft, inner: Any, state: State, context: Context) -> Draft:
-    """Drafting stops before a drawn token that its own model finds unlikely."""
+    """Stops drafting before a drawn token that is unlikely under q."""
     sure = of_drafts(draft.probs, draft) > 0.4
     return draft.replace(num_drafted=acceptance.leading_run(sure, draft.num_drafted))
 
 
 def q_of_the_step_before(draft: Draft, inner: Any, state: State, context: Context) -> Draft:
-    """The q that is kept beside a draft is that of the one before it."""
+    """Reports the q of the draft before."""
     return draft.replace(probs=jnp.concatenate([draft.probs[:, :1], draft.probs[:, :-1]], axis=1))
 
 
 def soft_q_of_heads(draft: Draft, inner: Any, state: State, context: Context) -> Draft:
-    """Medusa's children, which were not drawn, are verified by the head's distribution."""
+    """Reports the distribution of a Medusa head for children that were not drawn from it."""
     return draft.replace(probs=jax.nn.softmax(inner.network.ahead(state.feature, 1)))
 
 
 def soft_q_of_top_children(draft: Draft, inner: Any, state: State, context: Context) -> Draft:
-    """Top-k children with the soft q beside them."""
+    """Reports a soft q for top-k children."""
     logits, _ = model.catch_up(inner.inner.network, state, context)
     history = sampling.history(context, draft.tokens[:, :0], jnp.zeros((1, 1, 0), bool))
     return draft.replace(probs=sampling.distribution(logits, context.options, history))
 
 
 def confidence_of_the_token(append: Callable) -> Callable:
-    """A row stops where the token drawn, and not q at its best, is unlikely."""
+    """Stops a row where the drawn token is unlikely, instead of where q has no likely token."""
 
     def fault(draft: Draft, logits: jax.Array, context: Context, draws: Any, position: Any) -> Any:
         drafted, _ = append(draft, logits, context, draws, position)
@@ -352,7 +352,7 @@ def write_at_first_rows_start(write: Callable) -> Callable:
 
 
 def limit_too_high(program: Program, state: LoopState, draws: Draws | None) -> LoopState:
-    """A row emits one token more than it may."""
+    """Lets a row emit one token more than its limit."""
     more = state.context.replace(remaining=state.context.remaining + 1)
     after = round_lib.one_round(program, state.replace(context=more), draws)
     remaining = jnp.maximum(after.context.remaining - 1, 0)
@@ -360,15 +360,15 @@ def limit_too_high(program: Program, state: LoopState, draws: Draws | None) -> L
 
 
 def no_end_tokens(program: Program, state: LoopState, draws: Draws | None) -> LoopState:
-    """Rounds do not stop at an end token."""
+    """Does not stop at an end token."""
     return round_lib.one_round(program.replace(eos_ids=()), state, draws)
 
 
-# ---- wrong greedy programs, as what replaces `acceptance.match_argmax`
+# ---- wrong greedy programs: replacements of `acceptance.match_argmax`
 
 
 def one_late(match_argmax: Callable) -> Callable:
-    """Draft i is compared with the id that follows it."""
+    """Compares draft i with the id after it."""
 
     def fault(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
         num_accepted = acceptance.leading_run(draft.tokens == target_ids[:, 1:], draft.num_drafted)
@@ -382,7 +382,7 @@ def next_from_first(match_argmax: Callable) -> Callable:
 
 
 def compare_with_root(match_argmax: Callable) -> Callable:
-    """Nodes of a tree are all compared with the target's first id."""
+    """Compares all nodes of a tree with the target's first id."""
 
     def fault(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
         first = jnp.broadcast_to(target_ids[:, :1], target_ids[:, :-1].shape)
@@ -391,11 +391,11 @@ def compare_with_root(match_argmax: Callable) -> Callable:
     return fault
 
 
-# ---- wrong noise
+# ---- wrong random numbers
 
 
 def noise_short_of_one(program: Program, state: LoopState, draws: Any) -> LoopState:
-    """Uniforms are below .9."""
+    """Makes all uniform draws less than .9."""
     shorter = draws_like(draws, accept=lambda stream, chance: draws.accept(stream, chance / 0.9))
     by_inverse = draws_lib.choose_by_inverse
     with mock.patch.object(draws_lib, "choose_by_inverse", lambda weights, u: by_inverse(weights, 0.9 * u)):
@@ -403,11 +403,11 @@ def noise_short_of_one(program: Program, state: LoopState, draws: Any) -> LoopSt
 
 
 def rekeyed(change: Callable[[LoopState], tuple[jax.Array, jax.Array]]) -> OneRound:
-    """`change` takes the state and returns the seeds and round counts of which keys are made."""
+    """Makes keys from other seeds and round counts; `change` maps the state to both."""
     return with_draws(lambda state, draws: KeyDraws.of_round(*change(state)))
 
 
-# ---- all of them
+# ---- all faults
 
 CHAIN = Case(
     config=options(eos_ids=(2,), max_new_tokens=3)
@@ -436,7 +436,7 @@ PRESENCE = cases.all_cases()["speculative", "chain of 2", "presence and frequenc
 NGRAM = cases.all_cases()["speculative", "chain of 2", "no repeated 2-gram"]
 BAD_WORDS = cases.all_cases()["speculative", "chain of 2", "bad words"]
 BIAS = cases.all_cases()["speculative", "chain of 2", "bias, suppressed ids"]
-OWN = cases.all_cases()["speculative", "chain of 2", "a function of one's own"]
+OWN = cases.all_cases()["speculative", "chain of 2", "logits processor"]
 FORGETS_DRAFTS = history_with(
     lambda right, undrafted: right._replace(tokens=undrafted.tokens, length=undrafted.length)
 )
@@ -444,7 +444,7 @@ FORGETS_DRAFTS = history_with(
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A wrong round, the case on which it shows, and how."""
+    """A faulty round, the case on which it shows, and how it shows."""
 
     one_round: OneRound
     case: Case = CHAIN
@@ -574,7 +574,7 @@ FAULTS = {
         with_function(acceptance, "match_argmax", compare_with_root), GREEDY_TREE, "greedy"
     ),
     "greedy_tree_path_not_kept": Fault(FIRST_NODES, GREEDY_TREE, "greedy"),
-    # noise
+    # random numbers
     "all_streams_share_noise": Fault(
         with_draws(lambda state, draws: on_streams(lambda stream: stream * 0)(draws)), WARM, "drawn"
     ),
@@ -596,13 +596,15 @@ DISTRIBUTION_DIFFERS = "distribution differs"
 
 
 def check(case: Case, shows: str, one_round: OneRound | None = None) -> tuple[bool, float | None, str]:
-    """Makes one of the checks that faults are to fail, on a case.
+    """Runs a check on a case.
 
     Args:
-      one_round: with a fault; None: the library's own.
+      case: the case.
+      shows: the check; see the module's docstring.
+      one_round: a faulty round; None: the library's own.
 
     Returns:
-      whether it fails, by how much, and in words.
+      whether the check fails, the value that decides, and the failure in words.
     """
     rounds = None if one_round is None else Rounds(one_round)
     if shows == "greedy":

@@ -1,7 +1,7 @@
-"""Toy networks: tables in place of layers, and the target's distribution in numpy beside them.
+"""Toy networks with tables instead of layers, and their target distribution in numpy.
 
-A toy's logits depend on every token, position and cache entry that it sees, so whatever a round gets wrong
-changes them. An oracle's depend on the last token alone, so that a drafter can know what the target will say.
+The logits of a toy depend on every token, position and cache entry that it sees, so an error in any of them
+changes the logits. Those of an oracle depend on the last token only, so a drafter can know the next tokens.
 
 Axes: B rows, N token positions, D positions ahead, V vocabulary, T cache slots, S source length.
 """
@@ -19,8 +19,8 @@ from specjax import tree as tree_lib
 from specjax.generation_config import GenerationConfig
 from specjax.types import History, Layout, Network
 
-NUM_CONTEXTS = 1009  # a prime: rows of a table
-GARBAGE = 99.0  # what slots hold before anything is written
+NUM_CONTEXTS = 1009  # rows of a table; a prime
+GARBAGE = 99.0  # initial value of cache slots
 
 
 def random_table(seed: int, vocab_size: int, spread: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
@@ -29,33 +29,33 @@ def random_table(seed: int, vocab_size: int, spread: float = 1.0, dtype: Any = n
 
 
 def token_weights(num: int, base: int) -> np.ndarray:
-    """Returns what a token at each of `num` positions counts for in the key of a context."""
+    """Returns the weights of tokens at `num` positions in the key of a context."""
     return np.array([pow(base, position + 1, NUM_CONTEXTS) for position in range(num)], np.int64)
 
 
 def toy_cache(dtype: Any, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
-    """Returns a cache of one layer, one head, one number a slot."""
+    """Returns a cache of one layer, one head, and one number per slot."""
     keys = jnp.full((len(encoded), 1, 1, num_slots), GARBAGE, dtype)
     cross, length = encoded[:, None], jnp.zeros(len(encoded), jnp.int32)
     return cache_lib.Cache((keys,), (keys.swapaxes(2, 3),), length, (cross,), (cross,), source_mask)
 
 
 def _remember(cache: cache_lib.Cache, new: jax.Array) -> tuple[jax.Array, cache_lib.Cache]:
-    """Writes numbers `[B, N]`; returns what all slots hold, `[B, T]`, and the cache."""
+    """Writes numbers `[B, N]`; returns the contents of all slots, `[B, T]`, and the cache."""
     keys = cache_lib.write(cache.keys[0], new[:, :, None, None], cache.length, slots_last=True)
     cache = cache.replace(keys=(keys,), values=(keys.swapaxes(2, 3),), length=cache.length + new.shape[1])
     return keys[:, 0, 0].astype(jnp.int32), cache
 
 
 class ToyNetwork(Network):
-    """A network whose logits are a table row chosen by the source and every token so far.
+    """A network whose logits are a table row, selected by the source and every token so far.
 
-    Tokens are remembered in a `cache.Cache` (as keys, and the source as cross keys), so what is computed is
-    what the cache holds.
+    Tokens are stored in a `cache.Cache` (as keys, the source as cross keys), so the logits depend on the
+    contents of the cache.
 
     Attributes:
       table: `[NUM_CONTEXTS, V]`; see `random_table`.
-      num_ids: as of `types.Network`.
+      num_ids: as in `types.Network`.
     """
 
     table: jax.Array
@@ -69,7 +69,7 @@ class ToyNetwork(Network):
         return self.table.shape[1]
 
     def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
-        """Each source token's part of the key: `[B, S, 1]`, zero at padding."""
+        """Returns the part of each source token in the key, `[B, S, 1]`, zero at padding."""
         weights = jnp.asarray(token_weights(source_ids.shape[1], 5), self.table.dtype)[None, :]
         return jnp.where(source_mask, (source_ids + 1) * weights, 0)[..., None].astype(self.table.dtype)
 
@@ -80,12 +80,12 @@ class ToyNetwork(Network):
     def decode(
         self, cache: cache_lib.Cache, tokens: jax.Array, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, cache_lib.Cache]:
-        """Writes the tokens, then looks up what the slots that each token sees spell."""
+        """Writes the tokens, then looks up the row that the slots visible to each token select."""
         if layout is None:
             layout = tree_lib.chain_layout(cache.length, tokens.shape[1], cache.num_slots)
         remembered, cache = _remember(cache, tokens)
         weights = jnp.asarray(token_weights(cache.num_slots, 7))[layout.key_positions]
-        # A token counts as the place of the query says too, which a wrong position would change.
+        # The weight of a token also depends on the position of the query, so that a wrong one shows.
         weights = weights[:, None, :] + layout.positions[:, :, None]
         source = cache.cross_keys[0].sum((1, 2, 3)).astype(jnp.int32)
         key = jnp.where(layout.visible, (remembered + 1)[:, None, :] * weights, 0).sum(-1) + source[:, None]
@@ -98,10 +98,10 @@ class ToyNetwork(Network):
 
 
 class ToyHeads(struct.PyTreeNode):
-    """What drafters on the target's features ask for; a feature is a row's number, as `ToyNetwork` has it.
+    """Heads for drafters on the target's features; a feature is the index of a row, as in `ToyNetwork`.
 
     Attributes:
-      table: as of `ToyNetwork`.
+      table: as in `ToyNetwork`.
     """
 
     table: jax.Array
@@ -116,10 +116,10 @@ class ToyHeads(struct.PyTreeNode):
         return self.table
 
     def check(self, target: Network) -> None:
-        """Fits every toy."""
+        """Accepts every toy."""
 
     def ahead(self, features: jax.Array, depth: int) -> jax.Array:
-        """Logits `[B, depth, V]`: another row for each position."""
+        """Returns logits `[B, depth, V]`: another row for each position."""
         steps = 31 * (1 + jnp.arange(depth))[None, :]
         return jnp.asarray(self.table)[(features.astype(jnp.int32) + steps) % NUM_CONTEXTS]
 
@@ -134,7 +134,7 @@ class ToyHeads(struct.PyTreeNode):
     def decode(
         self, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout, num_masks: int = 0
     ) -> tuple[jax.Array, cache_lib.Cache]:
-        """Writes a number for each pair and mask, then adds up those that each sees, by their places."""
+        """Writes a number for each pair and mask, then sums those visible to each, weighted by position."""
         pairs = (17 * hidden[..., 0].astype(jnp.int32) + tokens + 1) % NUM_CONTEXTS
         masks = 500 + jnp.arange(num_masks, dtype=pairs.dtype)[None]
         masks = jnp.broadcast_to(masks, (len(pairs), num_masks))
@@ -146,7 +146,7 @@ class ToyHeads(struct.PyTreeNode):
         return outputs.astype(self.table.dtype)[..., None], cache
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """The table's rows, `[B, N, V]`."""
+        """Returns rows of the table, `[B, N, V]`."""
         return jnp.asarray(self.table)[hidden[..., 0].astype(jnp.int32)]
 
 
@@ -154,10 +154,10 @@ class ToyHeads(struct.PyTreeNode):
 
 
 class OracleNetwork(Network):
-    """A network that knows the next token from the last one; a feature is a token.
+    """A network whose next token depends on the last one only; a feature is a token.
 
     Attributes:
-      follows: `[V] int32`, what follows each token.
+      follows: `[V] int32`, the token after each token.
     """
 
     follows: jax.Array
@@ -170,7 +170,7 @@ class OracleNetwork(Network):
         return self.follows.shape[0]
 
     def encode(self, source_ids: jax.Array, source_mask: jax.Array) -> jax.Array:
-        """Nothing."""
+        """Returns zeros."""
         return jnp.zeros((*source_ids.shape, 1))
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
@@ -180,18 +180,18 @@ class OracleNetwork(Network):
     def decode(
         self, cache: cache_lib.Cache, tokens: jax.Array, layout: Layout | None = None
     ) -> tuple[jax.Array, jax.Array, cache_lib.Cache]:
-        """What follows each token."""
+        """Returns the logits of the token after each token."""
         features = tokens[..., None].astype(jnp.float32)
         return self.logits(features), features, cache.replace(length=cache.length + tokens.shape[1])
 
     def logits(self, features: jax.Array) -> jax.Array:
-        """One-hot, nearly."""
+        """Returns nearly one-hot logits."""
         following = jnp.asarray(self.follows)[features[..., 0].astype(jnp.int32)]
         return 20 * jax.nn.one_hot(following, self.vocab_size)
 
 
 class OracleHeads(struct.PyTreeNode):
-    """Heads that know as much.
+    """Heads that know the next tokens of an `OracleNetwork`.
 
     Attributes:
       oracle: the target.
@@ -209,10 +209,10 @@ class OracleHeads(struct.PyTreeNode):
         return self.oracle
 
     def check(self, target: Network) -> None:
-        """Fits its target."""
+        """Accepts its target."""
 
     def ahead(self, features: jax.Array, depth: int) -> jax.Array:
-        """Logits `[B, depth, V]`."""
+        """Returns logits `[B, depth, V]`."""
         token, levels = features[:, None], []
         for _ in range(depth):
             token = self._next(token)
@@ -230,7 +230,7 @@ class OracleHeads(struct.PyTreeNode):
     def decode(
         self, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout, num_masks: int = 0
     ) -> tuple[jax.Array, cache_lib.Cache]:
-        """The pairs' tokens; a mask stands further on than the last pair that it sees."""
+        """Returns the tokens of the pairs; each mask is one token further than the last visible pair."""
         cache = cache.replace(length=cache.length + tokens.shape[1] + num_masks)
         outputs = [tokens[..., None].astype(jnp.float32)]
         if num_masks:
@@ -246,11 +246,11 @@ class OracleHeads(struct.PyTreeNode):
         return self.oracle.logits(hidden)
 
     def _next(self, features: jax.Array) -> jax.Array:
-        """What follows tokens `[B, N, 1]`, as they are given."""
+        """Returns the tokens after tokens `[B, N, 1]`."""
         return jnp.asarray(self.oracle.follows)[features.astype(jnp.int32)].astype(jnp.float32)
 
 
-# ---- the target's distribution, in numpy, from its table alone
+# ---- the target's distribution, in numpy, from its table
 
 
 def distribution(
@@ -260,9 +260,16 @@ def distribution(
     num_new: int,
     eos_ids: tuple[int, ...] = (),
 ) -> np.ndarray:
-    """Returns what options make of logits `[V]` after `tokens`, `num_new` of them generated: `[V] float64`.
+    """Returns the distribution `[V] float64` of logits `[V]` under options, after `tokens`.
 
-    Written apart from `sampling.distribution`, and by sorting.
+    It is independent of `sampling.distribution`, and sorts.
+
+    Args:
+      logits: of the next token.
+      tokens: all tokens of the decoder so far.
+      config: the options.
+      num_new: number of generated tokens among `tokens`.
+      eos_ids: the end tokens.
     """
     logits = logits.astype(np.float64)
     for i, bias in (config.logit_bias or {}).items():
@@ -312,7 +319,7 @@ def distribution(
 
 
 def context_key(source: np.ndarray, tokens: list[int]) -> int:
-    """Returns the table row that a toy network looks up after `tokens`."""
+    """Returns the index of the row that a toy network looks up after `tokens`."""
     weights = token_weights(len(tokens), 7) + len(tokens) - 1
     parts = (np.array(source) + 1) @ token_weights(len(source), 5) + (np.array(tokens) + 1) @ weights
     return int(parts) % NUM_CONTEXTS
@@ -326,7 +333,7 @@ def conditional(
     num_prefix: int = 1,
     eos_ids: tuple[int, ...] = (),
 ) -> np.ndarray:
-    """Returns probabilities `[num_ids] float64` of the token after `tokens`, `num_prefix` of them given."""
+    """Returns probabilities `[num_ids] float64` of the token after `tokens`, the first `num_prefix` given."""
     logits = np.asarray(target.table)[context_key(source, tokens)][: target.num_ids]
     return distribution(logits, tokens, config, len(tokens) - num_prefix, eos_ids)
 
@@ -338,9 +345,9 @@ def target_distribution(
     config: GenerationConfig,
     prefix: tuple[int, ...] = (0,),
 ) -> dict[tuple[int, ...], float]:
-    """Returns the probability of each sequence of `num_tokens` tokens, or that ends before.
+    """Returns the probability of each sequence of `num_tokens` tokens, or fewer if it ends.
 
-    `config.eos_ids` None: no token ends a sequence.
+    If `config.eos_ids` is None, no token ends a sequence.
     """
     eos_ids = tuple(config.eos_ids or ())
     outputs: dict[tuple[int, ...], float] = {(): 1.0}

@@ -1,1 +1,1 @@
-"""What the experiments share."""
+"""Modules that the experiments share."""

@@ -27,10 +27,10 @@ def requests(
     rule: AcceptanceRule = acceptance.speculative,
     truncate: bool = False,
 ) -> list[Request]:
-    """Returns one checked request per batch; the last is filled up with copies of the last source.
+    """Returns one checked request per batch; the last batch is filled up with copies of the last source.
 
-    All sources are padded to one width, so that there is one program to compile. A source's seed is
-    `config.seed` plus its index (modulo 2^32), whatever the batch size is.
+    All sources are padded to one width, so that there is one program to compile. The seed of a source is
+    `config.seed` plus its index (modulo 2^32), at any batch size.
     """
     sources = [*sources, *[sources[-1]] * (-len(sources) % batch_size)]
     ids, mask = api.encode_sources(target, sources, truncate)
@@ -43,37 +43,37 @@ def requests(
 
 
 def decode_one(request: Request) -> Generation:
-    """Runs prefill and loop as two programs, so that the loop can be timed alone."""
+    """Runs prefill and loop as two programs, so that the loop can be timed separately."""
     program, inputs = request
     return decode.jitted_finish(program, decode.jitted_run(program, decode.jitted_prefill(program, **inputs)))
 
 
 def decode_all(batches: Sequence[Request], num_rows: int, label: str, console: Console) -> Generation:
-    """Decodes every batch, with a progress bar; returns the first `num_rows` rows in one `Generation`."""
+    """Decodes every batch with a progress bar; returns the first `num_rows` rows as one `Generation`."""
     tracked = progress.track(batches, len(batches), label, console)
     return joined([sharding.fetch(decode_one(request)) for request in tracked], num_rows)
 
 
 def joined(parts: Sequence[T], num_rows: int | None = None) -> T:
-    """Joins pytrees of rows `[B, ...]`; of all rows the first `num_rows` (None: all)."""
+    """Joins pytrees of rows `[B, ...]`, and keeps the first `num_rows` rows (None: all)."""
     return jax.tree.map(lambda *rows: np.concatenate(rows)[:num_rows], *parts)
 
 
 def counted(batches: Sequence[Request], num_rows: int | None = None) -> tuple[Stats, int]:
-    """Returns the sums of the first `num_rows` rows (None: all), and the rounds that served them.
+    """Returns the summed stats of the first `num_rows` rows (None: all), and the number of rounds run.
 
-    A round serves all rows of its batch, so the slowest row counts.
+    A round serves all rows of its batch, so a batch has as many rounds as its slowest row.
     """
     stats = [sharding.fetch(decode_one(request).stats) for request in batches]
     return joined(stats, num_rows).total(), sum(int(s.num_rounds.max()) for s in stats)
 
 
 class Arm(NamedTuple):
-    """Checked requests and their outputs, one row a source.
+    """Checked requests and their outputs, one row per source.
 
     Attributes:
-      batches: all of one size and one temperature.
-      generation: a row for each source, none for what fills up the last batch.
+      batches: requests of one size and one temperature.
+      generation: a row for each source, without those that fill up the last batch.
       first_s: seconds of the first call, compilation included; None: not measured.
     """
 
@@ -88,5 +88,5 @@ class Arm(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether it is not greedy."""
+        """Whether decoding is sampled (not greedy)."""
         return not sampling.is_greedy(sharding.fetch(self.batches[0].inputs["options"].temperature)).all()

@@ -1,4 +1,4 @@
-"""A drafter beside autoregressive decoding: what a table reports of both. Names as in results.json."""
+"""Compares drafters with autoregressive decoding, and reports both as fields of results.json."""
 
 import dataclasses
 import itertools
@@ -21,22 +21,22 @@ Row = dict[str, Any]
 
 
 class References(NamedTuple):
-    """What texts are compared with, and by which metric: "bleu" or "rouge"."""
+    """Reference texts, and the metric to compare with: "bleu" or "rouge"."""
 
     texts: Sequence[str]
     metric: str
 
 
 class Column(NamedTuple):
-    """A drafter beside autoregressive decoding.
+    """The results of a drafter.
 
     Attributes:
-      name: as --num_draft has it.
-      drafter: None: an adaptive one that does not pay.
+      name: its name in --num_draft.
+      drafter: the drafter; None for an adaptive one that does not pay off.
       arm: its requests and their outputs.
       texts: its outputs as text.
-      row: of the table.
-      differing: where its greedy output is not the target's.
+      row: its row of the table.
+      differing: the greedy outputs that differ from autoregressive decoding.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Column(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Autoregressive decoding and drafters, on the same sources with the same options.
+    """Autoregressive decoding and drafters on the same sources with the same options.
 
     Attributes:
-      draft: the model, where a drafter needs one.
-      references: of the sources, if there are any.
-      batch_size, config, rule, truncate: of every request; see `arms.requests`.
+      draft: the draft model, for drafters that need one.
+      references: references of the sources, if any.
+      batch_size, config, rule, truncate: options of every request; see `arms.requests`.
     """
 
     console: Console
@@ -68,7 +68,7 @@ class Comparison:
     truncate: bool
 
     def build(self, drafter: Drafter | None, sources: Sequence[str], seed: int = 0) -> list[Request]:
-        """Returns requests with a drafter (None: without); `seed` is added to the config's."""
+        """Returns requests with a drafter (None: without); `seed` is added to that of the config."""
         config = dataclasses.replace(self.config, seed=(self.config.seed + seed) % 2**32)
         common = dict(batch_size=self.batch_size, rule=self.rule, truncate=self.truncate)
         return arms.requests(self.target, drafter, sources, config=config, **common)
@@ -78,15 +78,15 @@ class Comparison:
         batches = self.build(drafter, self.sources)
         with self.console.status(f"compiling: {name}"):
             first_s = measure.seconds(lambda: arms.decode_one(batches[0]))
-        self.console.print(f"{name}: first call, compilation included, {first_s:.1f} s")
+        self.console.print(f"{name}: first call {first_s:.1f} s, compilation included")
         return Arm(batches, arms.decode_all(batches, len(self.sources), name, self.console), first_s)
 
     def columns(self, baseline: Arm, num_timed: int, repeats: int) -> Iterator[Column]:
-        """Yields each drafter of --num_draft.
+        """Yields the results of each drafter of --num_draft.
 
         Args:
-          baseline: what `run(None, ...)` returned.
-          num_timed: sources in a timed turn, at most; whole batches are timed.
+          baseline: the result of `run(None, ...)`.
+          num_timed: maximum number of sources per timed turn, rounded up to whole batches.
           repeats: timed turns; 0 times nothing.
         """
         target, console = self.target, self.console
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def counts(generation: Generation, has_alpha: bool, all_alike: bool = True) -> Row:
-    """Returns what the rounds did; see `columns.has_alpha` and `columns.all_alike`."""
+    """Returns the counts of the rounds; see `columns.has_alpha` and `columns.all_alike`."""
     total = generation.stats.total()
     row: Row = {"num_examples": len(generation.length), "num_tokens": int(total.num_emitted[0])}
     row |= {"alpha": float(total.alpha[0]) if has_alpha else "not applicable"}
@@ -138,7 +138,7 @@ def counts(generation: Generation, has_alpha: bool, all_alike: bool = True) -> R
 
 
 def quality(texts: Sequence[str], references: References | None) -> Row:
-    """Returns BLEU, or ROUGE-Lsum and the others, with the signature; nothing without references."""
+    """Returns BLEU, or ROUGE-Lsum, ROUGE-1 and ROUGE-2, with the signature; empty without references."""
     if references is None:
         return {}
     if references.metric == "rouge":
@@ -153,20 +153,20 @@ def texts_of(target: Model, generation: Generation) -> list[str]:
     return target.tokenizer.batch_decode(ids(generation), skip_special_tokens=True)
 
 
-# ---- are two greedy runs the same, and where they are not: was it a near tie?
+# ---- differences between greedy runs, and near ties
 
-# In float32 a target call on K + 1 tokens rounds differently from a call on one. Where the two best logits
-# are closer than this, either may win; any other difference is an error.
+# In float32 a target call on K + 1 tokens rounds differently from a call on one token. Where the two largest
+# logits are closer than this, either may win; any other difference is an error.
 NEAR_TIE = 1e-4
 
 
 class Difference(NamedTuple):
-    """One row that differs.
+    """A row that differs.
 
     Attributes:
       row: its index.
-      position: of the first token that differs.
-      margin: float32 difference of the target's two best logits there.
+      position: position of its first token that differs.
+      margin: float32 difference of the target's two largest logits there.
     """
 
     row: int
@@ -186,8 +186,9 @@ def differences(
     """Returns the rows of two greedy runs that differ, with the target's margin at each first difference.
 
     Args:
-      baseline, others: ids of each row; `baseline` are the target's own.
-      request_of: from a row to what the target decodes it by, and its index in that batch.
+      baseline: ids of each row, by autoregressive decoding.
+      others: ids of each row to compare.
+      request_of: maps a row to its autoregressive request, and to its index in that batch.
     """
     found = []
     for row, (ours, theirs) in enumerate(zip(baseline, others, strict=True)):
@@ -200,7 +201,7 @@ def differences(
 
 
 def counted(found: Sequence[Difference], num_rows: int) -> tuple[str, int]:
-    """Returns how many rows are the same, in words, and how many of the others differ at a near tie."""
+    """Returns how many rows are identical, as text, and how many of the others differ at a near tie."""
     return f"{num_rows - len(found)} of {num_rows}", sum(d.is_near_tie for d in found)
 
 
@@ -210,9 +211,9 @@ def ids(generation: Generation) -> list[list[int]]:
 
 
 def margin(request: Request, before: Sequence[int], index: int) -> float:
-    """Returns the top-2 margin of what the target decides by after the tokens `before` of row `index`."""
+    """Returns the top-2 margin of the target's adjusted logits after the tokens `before` of row `index`."""
     target, inputs = request.program.target, request.inputs
-    # The row in all rows: a mesh that divides them wants as many.
+    # The row is repeated over the batch: a mesh divides the rows.
     rows = np.full(len(inputs["limit"]), index)
     source, mask, prefix = (inputs[k][rows] for k in ("source_ids", "source_mask", "prefix"))
     before = np.broadcast_to(np.asarray(before, np.int32), (len(rows), len(before)))

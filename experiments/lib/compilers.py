@@ -1,7 +1,7 @@
-"""Accelerators that need not be here: what they are, and the compilers that compile for them on any CPU.
+"""Descriptions of accelerators, and the compilers that compile for them on any CPU.
 
-libtpu compiles for TPUs, XLA's CUDA plugin for GPUs; neither needs a device or a driver. What they report of
-memory, collectives and kernels is what runs; times they cannot tell.
+libtpu compiles for TPUs, XLA's CUDA plugin for GPUs; neither needs a device or a driver. They report the
+memory, collectives and kernels of the program that would run, but no times.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 # TPU chips: https://cloud.google.com/tpu/docs/v4 (and v5e, v5p, v6e). GPUs: NVIDIA's data sheets of H100 and
-# H200 (SXM: memory, bandwidth, clock); the rest is that of compute capability 9.0 in the CUDA C++ programming
-# guide, and in XLA's own specifications (xla/backends/gpu/target_config/specs).
+# H200 (SXM: memory, bandwidth, clock). Other values are those of compute capability 9.0 in the CUDA C++
+# programming guide, and in XLA's specifications (xla/backends/gpu/target_config/specs).
 _GPU = """
 gpu_device_info {{
   cuda_compute_capability {{ major: 9 minor: 0 }}
@@ -51,12 +51,12 @@ class Slice:
 
     Attributes:
       platform: "tpu" or "cuda".
-      topology: the compiler's name of it.
-      num_devices: devices that a program sees.
-      memory: bytes of each.
-      bandwidth: bytes a second at which each reads them.
-      kind: part of what JAX calls such a device.
-      options: of `topologies.get_topology_desc`.
+      topology: its name for the compiler.
+      num_devices: number of devices that a program sees.
+      memory: bytes per device.
+      bandwidth: bytes per second per device.
+      kind: part of the `device_kind` that JAX reports.
+      options: arguments of `topologies.get_topology_desc`.
     """
 
     platform: str
@@ -69,7 +69,7 @@ class Slice:
 
     @property
     def usable(self) -> int:
-        """Bytes that a program gets: a TPU keeps 256 MiB, JAX takes three quarters of a GPU by default."""
+        """Bytes per device for a program: all but 256 MiB of a TPU, 3/4 of a GPU (JAX's default)."""
         return self.memory - (256 << 20) if self.platform == "tpu" else self.memory * 3 // 4
 
 
@@ -79,7 +79,7 @@ def _gpu(name: str, memory: int, bandwidth: float) -> Slice:
     return Slice("cuda", name.lower(), 1, memory, bandwidth, name, options)
 
 
-# v4 pairs the two cores of a chip ("megacore"), so that a v4-8 is four devices.
+# A v4 chip pairs its two cores ("megacore"), so a v4-8 has four devices.
 SLICES = {
     "v4-8": Slice("tpu", "v4:2x2x1", 4, 32 << 30, 1.228e12, "TPU v4", dict(chip_config_name="megacore")),
     "v5e-1": Slice(
@@ -94,20 +94,20 @@ SLICES = {
 
 
 def prepare(platforms: set[str]) -> None:
-    """Sets up this process to compile for `platforms`; call it before anything else uses JAX.
+    """Sets up this process to compile for `platforms`; call it before any other use of JAX.
 
     Raises:
-      ValueError: a compiler is not installed; the remedy is named.
+      ValueError: a compiler is not installed.
     """
     if "tpu" in platforms:
         _needs("libtpu", "TPUs", "compile-tpu")
     if "cuda" in platforms:
         _needs("jax_cuda13_plugin", "GPUs", "compile-cuda")
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # of programs that no device here could load
+    jax.config.update("jax_enable_compilation_cache", False)  # no device here could load the programs
     if "tpu" in platforms:
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else it asks the cloud which machine this is
-        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # else a second process stops at a lock
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # otherwise it queries the metadata server
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # otherwise a second process fails at a lock
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # these two only silence warnings
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "cuda" in platforms:
@@ -118,34 +118,34 @@ def prepare(platforms: set[str]) -> None:
 def _needs(package: str, devices: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ValueError(
-            f"--topology: compiling for {devices} needs the package {package}, which is not installed: "
+            f"compiling for {devices} needs the package {package}, which is not installed; run: "
             f'pip install -e ".[{extra}]"'
         )
 
 
 def _cuda_tools() -> pathlib.Path:
-    """Returns the folder with CUDA's assembler and device library, which come with `compile-cuda`."""
+    """Returns the folder with ptxas and libdevice, which the extra `compile-cuda` installs."""
     found = importlib.util.find_spec("nvidia")
     for folder in [] if found is None else found.submodule_search_locations or []:
         tools = pathlib.Path(folder) / "cu13"
         if (tools / "bin" / "ptxas").exists() and (tools / "nvvm" / "libdevice").exists():
             return tools
     raise ValueError(
-        "--topology: compiling for GPUs needs ptxas and libdevice (nvidia-cuda-nvcc, nvidia-nvvm), which are "
-        'not installed: pip install -e ".[compile-cuda]"'
+        "compiling for GPUs needs ptxas and libdevice (nvidia-cuda-nvcc, nvidia-nvvm), which are "
+        'not installed; run: pip install -e ".[compile-cuda]"'
     )
 
 
 def make_mesh(devices: Slice, num_data: int, num_model: int) -> Mesh:
-    """Returns a mesh of devices that are not here.
+    """Returns a mesh over devices that need not be here.
 
     Raises:
-      ValueError: there are not so many.
+      ValueError: the mesh has more devices than the slice.
     """
     if num_data * num_model > devices.num_devices:
         raise ValueError(
-            f"--mesh={num_data}x{num_model}: {devices.topology} has {devices.num_devices} devices; give at "
-            "most so many"
+            f"`--mesh` must have at most {devices.num_devices} devices for {devices.topology}, got "
+            f"{num_data}x{num_model}"
         )
     found = topologies.get_topology_desc(
         platform=devices.platform, topology_name=devices.topology, **devices.options

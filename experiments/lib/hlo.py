@@ -1,8 +1,7 @@
-"""What a compiled program consists of, read in the text that XLA prints of it.
+"""Parses the HLO text of a compiled program, to count kernels and collectives in a round.
 
-`Module.rounds` finds the loop over rounds; loops inside it that draft go over drafted tokens. Which
-stage of a round an instruction belongs to stands in its metadata: `specjax.round` names the stages with
-`jax.named_scope`.
+`Module.rounds` finds the loop over rounds; drafting has loops over drafted tokens inside it. The metadata of
+an instruction has its stage of the round: `specjax.round` names the stages with `jax.named_scope`.
 """
 
 import collections
@@ -19,7 +18,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Neither work nor a launch: names, views, control; and so are the ends of what was started.
+# These launch no kernel: names, views, control flow. Nor do the ends of asynchronous instructions.
 _NO_KERNEL = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
     "replica-id opt-barrier add-dependency".split()
@@ -38,11 +37,11 @@ class Instruction:
     """One instruction.
 
     Attributes:
-      opcode: such as "fusion" or "all-reduce"; the start of an asynchronous one counts as the whole.
-      num_bytes: of its result.
-      called: computations that it runs; none of a fusion, which is one kernel.
-      op_name: where in the program it comes from, as in "jit(generate)/while/body/draft/...".
-      target: of a custom call.
+      opcode: such as "fusion" or "all-reduce"; the start of an asynchronous one stands for the whole.
+      num_bytes: size of its result.
+      called: computations that it runs; empty for a fusion, which is one kernel.
+      op_name: its origin in the program, as in "jit(generate)/while/body/draft/...".
+      target: target of a custom call.
     """
 
     opcode: str
@@ -53,12 +52,12 @@ class Instruction:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether a GPU launches something for it."""
+        """Whether a GPU launches a kernel for it."""
         return self.opcode not in _NO_KERNEL and not self.opcode.endswith(("-done", "-update"))
 
     @property
     def is_collective(self) -> bool:
-        """Whether devices exchange something."""
+        """Whether it exchanges data between devices."""
         return self.opcode in COLLECTIVES
 
     def is_in(self, stage: str) -> bool:
@@ -68,12 +67,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """The instructions that one iteration runs, those of loops inside it apart.
+    """A loop: the instructions of one iteration, and the loops inside it.
 
     Attributes:
-      instructions: of body and condition; of alternatives (`lax.cond`) the longest.
+      instructions: of body and condition, without inner loops; the longest branch of a `lax.cond`.
       inner: loops inside it.
-      op_name: of the loop itself.
+      op_name: that of the loop itself.
     """
 
     instructions: tuple[Instruction, ...]
@@ -86,11 +85,11 @@ class Loop:
 
     @property
     def num_kernels(self) -> int:
-        """Launches of one iteration, those of loops inside it not counted."""
+        """Kernels per iteration, without those of inner loops."""
         return sum(one.is_kernel for one in self.instructions)
 
     def everything(self) -> Iterator[Instruction]:
-        """Yields its instructions and those of the loops inside it, each once."""
+        """Yields its instructions and those of inner loops, each once."""
         yield from self.instructions
         for loop in self.inner:
             yield from loop.everything()
@@ -98,14 +97,14 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program: computation -> its instructions, and the name of the one that is run."""
+    """A compiled program: the instructions of each computation, and the name of the entry."""
 
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
 
     @classmethod
     def parse(cls, text: str) -> "Module":
-        """Returns the program of `compiled.as_text()`."""
+        """Returns the program with the text `compiled.as_text()`."""
         computations: dict[str, list[Instruction]] = {}
         entry, current = "", ""
         for line in text.splitlines():
@@ -127,10 +126,12 @@ class Module:
         for loop in self._run(self.entry)[1]:
             if f"/{program}/" in loop.op_name:
                 return loop
-        raise ValueError(f"there is no loop of the {program} program: is this one of `specjax.decode.run`?")
+        raise ValueError(
+            f"the text must have a loop of the {program} program, as `specjax.decode.run` compiles it"
+        )
 
     def _run(self, name: str) -> tuple[list[Instruction], list[Loop]]:
-        """Returns what running a computation runs, and the loops in it."""
+        """Returns the instructions that a computation runs, and its loops."""
         instructions: list[Instruction] = []
         loops: list[Loop] = []
         for one in self.computations[name]:
@@ -151,7 +152,7 @@ class Module:
 
 
 def draft_and_rest(rounds: Loop) -> tuple[list[Instruction], list[Instruction]]:
-    """Returns what a round runs while it drafts, in loops and before them, and everything else."""
+    """Returns the instructions of the draft stage, loops included, and those of the rest of a round."""
     draft = [one for one in rounds.instructions if one.is_in("draft")]
     rest = [one for one in rounds.instructions if not one.is_in("draft")]
     for loop in rounds.inner:
@@ -160,7 +161,7 @@ def draft_and_rest(rounds: Loop) -> tuple[list[Instruction], list[Instruction]]:
 
 
 def per_round(rounds: Loop, num_steps: int) -> tuple[int, int]:
-    """Returns the kernels of one step over drafted tokens, and of a round with `num_steps` of them."""
+    """Returns the kernels per draft step, and per round with `num_steps` draft steps."""
     count = lambda loop: sum(one.is_kernel for one in loop.everything())  # noqa: E731
     per_step = sum(count(loop) for loop in rounds.inner if loop.is_in("draft"))
     others = sum(count(loop) for loop in rounds.inner if not loop.is_in("draft"))
@@ -168,7 +169,7 @@ def per_round(rounds: Loop, num_steps: int) -> tuple[int, int]:
 
 
 def names(instructions: Iterator[Instruction] | list[Instruction]) -> str:
-    """Returns opcodes (and the targets of custom calls) with their counts, the most frequent first."""
+    """Returns opcodes (or targets of custom calls) with their counts, most frequent first."""
     counts = collections.Counter(one.target or one.opcode for one in instructions)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
@@ -183,11 +184,11 @@ def _instruction(line: str) -> Instruction:
         found = [one or several for one, several in _CALLED.findall(rest[end:])]
         called = tuple(name.strip().removeprefix("%") for text in found for name in text.split(","))
     if opcode not in ("while", "conditional", "call") and not opcode.startswith("async"):
-        called = ()  # the sum of a reduction, the comparison of a sort
+        called = ()  # such as the sum of a reduction, or the comparison of a sort
     op_name = re.search(r'op_name="([^"]*)"', rest)
     target = re.search(r'custom_call_target="([^"]*)"', rest)
     sizes = [_BYTES.get(kind, 1) * _product(dimensions) for kind, dimensions in _SHAPE.findall(shape)]
-    # What is started returns its operand beside its result.
+    # The start of an asynchronous instruction returns its operand with its result.
     num_bytes = max(sizes, default=0) if opcode.endswith("-start") else sum(sizes)
     return Instruction(
         opcode.removesuffix("-start"),
@@ -199,7 +200,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _end_of_type(text: str) -> int:
-    """Returns where the type at the start of a text ends: a tuple's holds blanks."""
+    """Returns the end of the type at the start of a text; a tuple type contains blanks."""
     if not text.startswith("("):
         return text.index(" ")
     depth = 0

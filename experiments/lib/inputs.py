@@ -1,4 +1,4 @@
-"""--input: sources as people have them, one a line of text, or a field of JSON lines, CSV or TSV."""
+"""The flag --input: sources as lines of text, or as a field of JSON lines, CSV or TSV."""
 
 import csv
 import io
@@ -17,24 +17,24 @@ _BY_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "
 _FIELD = flags.DEFINE_string(
     "input_field",
     "text",
-    "Of JSON lines, CSV or TSV: the field that holds the source. One inside another is translation.en.",
+    "Field of JSON lines, CSV or TSV that holds the source; nested as in translation.en.",
 )
 _FORMAT = flags.DEFINE_enum(
     "input_format",
     None,
     FORMATS,
-    "What --input holds; by default as its name ends (.gz aside): .jsonl, .csv (with a header), .tsv, "
-    "else one source a line. Standard input holds JSON lines if --input_field is given.",
+    "Format of --input; by default that of its name without .gz: .jsonl, .csv (with a header), .tsv, or else "
+    "one source per line. Standard input is JSON lines if --input_field is given.",
 )
-_LISTED = 10  # lines that an error names
+_LISTED = 10  # lines that an error lists
 
 
 class Line(NamedTuple):
     """One source: a line of text, or a record of a file.
 
     Attributes:
-      number: in the file, from 1; of a record the line on which it begins.
-      fields: of the record; None: it is empty.
+      number: line in the file, from 1, on which it begins.
+      fields: fields of the record; None: it is empty.
     """
 
     number: int
@@ -42,18 +42,19 @@ class Line(NamedTuple):
 
 
 def name(path: str) -> str:
-    """Returns --input as messages have it."""
+    """Returns the name of --input for messages."""
     return "standard input" if path == "-" else f"--input={path}"
 
 
 def read(path: str, limit: int | None = None) -> list[Line]:
-    """Returns the first `limit` lines or records of a file (None: all); empty ones stay.
+    """Returns the first `limit` lines or records of a file (None: all), empty ones included.
 
     Args:
-      path: - reads standard input. Either may be gzipped.
+      path: path of a file, or - for standard input; may be gzipped.
+      limit: maximum number of lines.
 
     Raises:
-      FileNotFoundError, ValueError: it cannot be read; file and line are named.
+      FileNotFoundError, ValueError: a missing or malformed file; the message has file and line.
     """
     kind = _format(path)
     text = _standard_input() if path == "-" else data.read_text(path)
@@ -71,10 +72,10 @@ def read(path: str, limit: int | None = None) -> list[Line]:
 
 
 def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[str]:
-    """Returns one field of each line, by default --input_field; empty records have an empty one.
+    """Returns one field of each line, by default --input_field; the text of an empty record is empty.
 
     Raises:
-      ValueError: a record has no such field, or it is no text; the line is named.
+      ValueError: the field is missing or not a string; the message has the line.
     """
     asked = field or ("text" if _format(path) == "lines" else _FIELD.value)
     flag = "--input_field" if field is None else "another field"
@@ -85,9 +86,9 @@ def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[st
             continue
         value = value_of(line.fields, asked)
         if not isinstance(value, str):
-            wrong = f"must be a text, got {value!r:.40}" if value is not None else "is missing"
+            wrong = f"must be a string, got {value!r:.40}" if value is not None else "is missing"
             raise ValueError(
-                f"{name(path)}, line {line.number}: the field {asked!r} {wrong}; give {flag}, of "
+                f"{name(path)}, line {line.number}: the field {asked!r} {wrong}; give {flag}, one of "
                 f"{', '.join(line.fields):.200}"
             )
         found.append(value)
@@ -98,17 +99,17 @@ def asked(path: str, limit: int | None = None) -> tuple[list[Line], list[str]]:
     """Returns the first `limit` lines (None: all) that are not blank, and their texts.
 
     Raises:
-      FileNotFoundError, ValueError: as of `read` and `texts`; or there is no text.
+      FileNotFoundError, ValueError: as `read` and `texts`; or no line has text.
     """
     lines = read(path)
     pairs = [(line, text) for line, text in zip(lines, texts(path, lines), strict=True) if text.strip()]
     if not pairs:
-        raise ValueError(f"{name(path)}: there is no text in it; give one source a line")
+        raise ValueError(f"{name(path)} must contain text, got blank lines only; give one source per line")
     return [line for line, _ in pairs[:limit]], [text for _, text in pairs[:limit]]
 
 
 def value_of(fields: Mapping[str, Any], path: str) -> Any:
-    """Returns the value of a field, or of one inside it; None: there is none."""
+    """Returns the value of a field, possibly nested (`outer.inner`); None if it is missing."""
     if path in fields:
         return fields[path]
     outer, _, inner = path.partition(".")
@@ -117,21 +118,19 @@ def value_of(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def check_lengths(path: str, lines: Sequence[Line], lengths: Sequence[int], limit: int, remedy: str) -> None:
-    """Raises a ValueError that names all lines whose sources have more than `limit` tokens."""
+    """Raises a ValueError that lists the lines whose sources have more than `limit` tokens."""
     over = [(line.number, length) for line, length in zip(lines, lengths, strict=True) if length > limit]
     if not over:
         return
     listed = ", ".join(f"{number} ({length})" for number, length in over[:_LISTED])
-    more = f" and {len(over) - _LISTED} more, the longest of {max(lengths)}" if len(over) > _LISTED else ""
-    lines_have = "line {} has" if len(over) == 1 else "lines {} have"
+    more = f" and {len(over) - _LISTED} more, the longest with {max(lengths)}" if len(over) > _LISTED else ""
     raise ValueError(
-        f"{name(path)}: {lines_have.format(listed + more)} over {limit} tokens (their number in brackets); "
-        f"{remedy}"
+        f"{name(path)}: sources must have at most {limit} tokens, got line (tokens) {listed}{more}; {remedy}"
     )
 
 
 class _Malformed(Exception):
-    """A line that cannot be read, and why."""
+    """A malformed line, with the reason."""
 
     def __init__(self, number: int, reason: str):
         super().__init__(number, reason)
@@ -139,7 +138,7 @@ class _Malformed(Exception):
 
 
 def _format(path: str) -> str:
-    """Returns one of `FORMATS`: --input_format, or what the name of the file says."""
+    """Returns one of `FORMATS`: --input_format, or that of the name of the file."""
     if _FORMAT.value:
         return _FORMAT.value
     is_given = flags.FLAGS["input_field"].present
@@ -148,16 +147,17 @@ def _format(path: str) -> str:
     found = _BY_ENDING.get(pathlib.Path(path.removesuffix(".gz")).suffix, "lines")
     if found == "lines" and is_given:
         raise ValueError(
-            f"--input_field={_FIELD.value}: {path} is read as one source a line; give --input_format as well"
+            f"`--input_field` must not be given for lines of text, got {_FIELD.value} for {path}; give "
+            "--input_format as well"
         )
     return found
 
 
 def _standard_input() -> str:
     if sys.stdin is None:
-        raise ValueError("standard input is closed: give --input=FILE")
+        raise ValueError("standard input must not be closed; or give --input=FILE")
     if sys.stdin.isatty():
-        print("reading sources from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
+        print("reading sources from the terminal, one per line; end with Ctrl-D", file=sys.stderr)
     return data.decode_text(sys.stdin.buffer.read(), "standard input")
 
 
@@ -174,17 +174,17 @@ def _json_lines(text: str) -> Iterator[Line]:
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise _Malformed(number, f"it is no JSON ({error}); give one object a line") from error
+            raise _Malformed(number, f"must be JSON ({error}); give one object per line") from error
         except RecursionError as error:
-            raise _Malformed(number, "it is nested too deeply") from error
+            raise _Malformed(number, "must not be nested so deeply") from error
         if not isinstance(fields, dict):
-            raise _Malformed(number, f"a JSON object is needed, got {line[:40]!r}; give one object a line")
+            raise _Malformed(number, f"must be a JSON object, got {line[:40]!r}; give one object per line")
         yield Line(number, fields)
 
 
 def _table(text: str, dialect: str) -> Iterator[Line]:
-    """Yields the rows of a table below its header; a row's line is the one on which it begins."""
-    csv.field_size_limit(sys.maxsize)  # articles are longer than the module expects
+    """Yields the rows of a table after its header, each with the line on which it begins."""
+    csv.field_size_limit(sys.maxsize)  # articles are longer than the default limit
     reader = csv.reader(io.StringIO(text, newline=""), dialect, strict=True)
     header: list[str] | None = None
     number = 1
@@ -193,11 +193,13 @@ def _table(text: str, dialect: str) -> Iterator[Line]:
             if header is None:
                 header = row
                 if len(set(row)) < len(row):
-                    raise _Malformed(number, f"the header names a field twice: {', '.join(row)[:200]}")
+                    raise _Malformed(
+                        number, f"fields of the header must be distinct, got {', '.join(row)[:200]}"
+                    )
             elif row and len(row) != len(header):
-                raise _Malformed(number, f"it has {len(row)} fields, the header has {len(header)}")
+                raise _Malformed(number, f"must have {len(header)} fields, as the header has, got {len(row)}")
             else:
                 yield Line(number, dict(zip(header, row, strict=True)) if row else None)
             number = reader.line_num + 1
     except csv.Error as error:
-        raise _Malformed(number, f"it is no row of a table ({error})") from error
+        raise _Malformed(number, f"must be a row of the table ({error})") from error

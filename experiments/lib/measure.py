@@ -1,6 +1,7 @@
-"""The one way to measure: times of alternating arms, warm, waited for; the parts of a round; sizes.
+"""Times arms in alternating turns, and the parts of a round.
 
-Absolute times on a shared machine drift: only ratios within one run are reported as findings.
+Programs are compiled and run once before they are timed, and every result is waited for. Absolute times drift
+on a shared machine; only ratios within one run are reported as findings.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ class Spread(NamedTuple):
         return cls(float(median), float(low), float(high))
 
     def named(self, name: str) -> dict[str, float]:
-        """Returns the median as `name`, the quartiles as `name`_low and `name`_high, for a row."""
+        """Returns fields for a row: the median as `name`, the quartiles as `name`_low and `name`_high."""
         return {name: self.median, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def __str__(self) -> str:
@@ -46,21 +47,21 @@ class Spread(NamedTuple):
 
 
 def num_params(params: Any) -> int:
-    """Returns the numbers in all arrays of `params`."""
+    """Returns the number of parameters."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Returns the wall time of one call, results waited for."""
+    """Returns the wall time of one call, until its results are ready."""
     started = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - started
 
 
 def alternate(timed: Mapping[str, Callable[[], T]], repeats: int) -> Iterator[dict[str, T]]:
-    """Yields what each arm reports, `repeats` times; the arms take turns and turns are reversed.
+    """Yields the result of each arm, `repeats` times; every other turn has the arms in reverse order.
 
-    Call each arm once before, to compile.
+    Call each arm once before, to compile it.
     """
     names = list(timed)
     for repeat in range(repeats):
@@ -75,12 +76,12 @@ AUTOREGRESSIVE, SPECULATIVE = "autoregressive", "speculative"  # the arms, as in
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Both arms in turns, request by request, every result waited for. A row is fields of results.json.
+    """Times of both arms in turns, per request; the methods that return rows use the fields of results.json.
 
     Attributes:
-      seconds: of each arm, `[turns, requests, 2]`: prefill (with a draft model two encoders) and loop.
-      tokens: that an arm emitted.
-      rounds: that served them, a round serving all rows of its batch.
+      seconds: `[turns, requests, 2]` for each arm: prefill (two encoders with a draft model) and loop.
+      tokens: tokens that each arm emitted.
+      rounds: rounds that each arm ran; a round serves all rows of its batch.
     """
 
     seconds: dict[str, np.ndarray]
@@ -88,21 +89,21 @@ class Timing:
     rounds: dict[str, int]
 
     def ms_per_token(self, arm: str, part: slice = slice(1, 2)) -> np.ndarray:
-        """Returns `[turns]` of the loop, encoder time excluded; of `part` of the last axis."""
+        """Returns milliseconds per token `[turns]` of `part`, by default the loop (encoder time excluded)."""
         return 1e3 * self.seconds[arm][:, :, part].sum((1, 2)) / self.tokens[arm]
 
     def speedup(self, part: slice = slice(1, 2)) -> Spread:
-        """Returns autoregressive over speculative time per token, turn by turn."""
+        """Returns autoregressive over speculative time per token, by turn."""
         return Spread.of(self.ms_per_token(AUTOREGRESSIVE, part) / self.ms_per_token(SPECULATIVE, part))
 
     def row(self) -> dict[str, Any]:
-        """Returns what a person asks first, in milliseconds a token."""
+        """Returns milliseconds per token of both arms, and the speed-up."""
         both = (AUTOREGRESSIVE, SPECULATIVE)
         ms = {f"ms_per_token_{arm}": str(Spread.of(self.ms_per_token(arm))) for arm in both}
         return ms | self.speedup().named("speedup")
 
     def latency_row(self) -> dict[str, Any]:
-        """Returns, encoder time included, the speed-up and the seconds of a request in both arms."""
+        """Returns speed-up and latencies per request, encoder time included."""
         latency = {arm: np.median(seconds.sum(2), 0) for arm, seconds in self.seconds.items()}
         share = {arm: float(np.median(x[:, :, 0].sum(1) / x.sum((1, 2)))) for arm, x in self.seconds.items()}
         row = {"speedup_end_to_end": self.speedup(slice(None)).median, "prefill_share": share[SPECULATIVE]}
@@ -115,7 +116,7 @@ class Timing:
         return row
 
     def parts_row(self, costs: "RoundCosts", max_depth: int) -> dict[str, Any]:
-        """Returns the parts of a round in decoding steps, and what they predict for the sources timed."""
+        """Returns the parts of a round in decoding steps, and the speed-up that they predict."""
         per_round = {arm: self.tokens[arm] / self.rounds[arm] for arm in self.tokens}
         gain = per_round[SPECULATIVE] / per_round[AUTOREGRESSIVE]
         predicted = float(analysis.predicted_speedup(gain, max_depth, costs.c, costs.v, costs.o))
@@ -127,14 +128,14 @@ class Timing:
 def time_arms(
     baseline: Sequence[Request], speculative: Sequence[Request], num_rows: int, repeats: int, console: Console
 ) -> Timing:
-    """Times prefill and loop of every request, the arms taking turns.
+    """Times prefill and loop of every request, with both arms in turns.
 
-    Tokens are those of the first `num_rows` rows: the rest fills up the last batch.
+    Tokens are counted for the first `num_rows` rows; the others fill up the last batch.
     """
     both = {AUTOREGRESSIVE: baseline, SPECULATIVE: speculative}
-    counted = {arm: arms.counted(requests, num_rows) for arm, requests in both.items()}  # compiles, too
+    counted = {arm: arms.counted(requests, num_rows) for arm, requests in both.items()}  # also compiles
     timed = {arm: functools.partial(request_seconds, requests) for arm, requests in both.items()}
-    turns = list(progress.track(alternate(timed, repeats), repeats, "timing both in turns", console))
+    turns = list(progress.track(alternate(timed, repeats), repeats, "timing both arms in turns", console))
     return Timing(
         {arm: np.array([turn[arm] for turn in turns]) for arm in both},
         {arm: int(total.num_emitted[0]) for arm, (total, _) in counted.items()},
@@ -143,7 +144,7 @@ def time_arms(
 
 
 def request_seconds(requests: Sequence[Request]) -> list[tuple[float, float]]:
-    """Returns the seconds of prefill and of the loop of each request."""
+    """Returns the seconds of prefill and loop of each request."""
     found = []
     for program, inputs in requests:
         started = time.perf_counter()
@@ -156,16 +157,16 @@ def request_seconds(requests: Sequence[Request]) -> list[tuple[float, float]]:
 
 # ---- the parts of a round
 
-_TIMES = 30  # that a part runs inside one program
+_TIMES = 30  # runs of a part in one program
 
 
 class RoundCosts(NamedTuple):
-    """The parts of a round, over the time of a decoding step: a target call on one token and its choice.
+    """The times of the parts of a round, in decoding steps (a target call on one token and its choice).
 
     Attributes:
-      c: one draft step; for a tree, one level of it.
-      v: the target call on N + 1 tokens.
-      o: everything else.
+      c: a draft step; for a tree, one level.
+      v: the target call on K + 1 tokens.
+      o: the rest of the round.
     """
 
     c: float
@@ -176,17 +177,17 @@ class RoundCosts(NamedTuple):
 def round_costs(request: Request, sampled: bool, console: Console, repeats: int = 7) -> RoundCosts:
     """Times the parts of a round on a state in the middle of a generation.
 
-    Each part runs 30 times inside one program, the state put back in place each time; the parts
-    alternate, and medians are taken.
+    Each part runs 30 times in one program, and the state is restored each time. The parts alternate; medians
+    are returned.
 
     Args:
-      request: with a drafter.
-      sampled: which of the two programs.
+      request: a request with a drafter.
+      sampled: whether to time the sampled program or the greedy one.
     """
     program, inputs = request
     with console.status("timing the parts of a round (four small programs to compile)"):
         state = decode.jitted_prefill(program, **inputs)
-        # A drafter on the target's features has none before the first round; a row that ended drafts nothing.
+        # Before the first round a drafter has no features of the target; a finished row drafts nothing.
         after = decode.jitted_step(program, state, sampled=sampled)
         state = after if bool(after.running.all()) else state
         bodies = {
@@ -204,7 +205,7 @@ def round_costs(request: Request, sampled: bool, console: Console, repeats: int 
 def verify_costs(
     request: Request, sampled: bool, num_draft: Sequence[int], repeats: int = 7
 ) -> dict[int, float]:
-    """Returns v(K) of the target for each K of `num_draft`; no drafter runs. See `round_costs`."""
+    """Returns v(K) of the target for each K of `num_draft`, without a drafter; see `round_costs`."""
     program, inputs = request
     state = decode.jitted_prefill(program, **inputs)
     calls = {
@@ -216,7 +217,7 @@ def verify_costs(
 
 
 def medians(parts: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Returns the seconds of one of the 30 times in each part; the parts take turns."""
+    """Returns the median seconds of one run of each part; the parts take turns."""
     for part in parts.values():
         jax.block_until_ready(part())
     timed = {name: functools.partial(seconds, part) for name, part in parts.items()}
@@ -235,14 +236,14 @@ def repeated(body: Body, program: Program, state: LoopState) -> Callable[[], Loo
 
 
 def _step(program: Program, state: LoopState, sampled: bool) -> Callable[[], LoopState]:
-    """Returns a function that runs a round of autoregressive decoding 30 times."""
+    """Returns a function that runs a decoding step 30 times in one program."""
     counts = jax.tree.map(lambda x: x[:, :0] if x.ndim == 2 else x, state.stats)
     baseline = state.replace(drafter_state=None, stats=counts)
     return repeated(functools.partial(round_again, sampled), program.replace(drafter=None), baseline)
 
 
 def round_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
-    """Runs a whole round; what it committed is taken back, its caches stay as they came out."""
+    """Runs a whole round, then restores lengths and counts; the contents of the caches stay changed."""
     after = decode.step(program, state, sampled)
     return state.replace(
         context=state.context.replace(tokens=after.context.tokens),
@@ -254,7 +255,7 @@ def round_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
 
 
 def draft_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
-    """Runs a drafter's proposal; its counts are put back."""
+    """Runs the drafter's proposal, then restores its counts."""
     assert program.drafter is not None
     keys = decode.round_draws(state, sampled)
     draft, drafter_state = program.drafter.propose(state.drafter_state, state.context, keys, None)
@@ -263,32 +264,32 @@ def draft_again(sampled: bool, program: Program, state: LoopState) -> LoopState:
 
 
 def _taken_back(before: Any, after: Any) -> Any:
-    """A drafter's state with its buffers as they came out, and its counts as they were."""
+    """Returns a drafter's state with the buffers of `after` and the counts of `before`."""
     return jax.tree.map(lambda x, y: x if x.ndim < 2 else y, before, after)
 
 
 def verify_again(num_new: int, program: Program, state: LoopState) -> LoopState:
-    """Runs a target call on `num_new` tokens; the cache is put back."""
+    """Runs a target call on `num_new` tokens, then restores the length of the cache."""
     chain = state.context.window(state.context.length - 1, num_new)
     logits, _, cache = program.target.decode(state.cache, chain)
     seeds = state.seeds + logits.argmax(-1).sum().astype(state.seeds.dtype)
     return state.replace(cache=cache_lib.rollback(cache, state.cache.length), seeds=seeds)
 
 
-# ---- trials: what adaptive lengths are chosen by
+# ---- trials, by which adaptive lengths are chosen
 
-NUM_PRICED = 16  # sources of a trial, or one batch
-NUM_TRIED = 5  # turns
+NUM_PRICED = 16  # sources of a trial, or one batch if that is more
+NUM_TRIED = 5  # timed turns of a trial
 
 
 class Price(NamedTuple):
-    """What a drafter's rounds cost and bring on the first sources, over decoding steps.
+    """Cost and gain of a drafter's rounds on the first sources.
 
     Attributes:
-      cost: v + K c + o.
-      gain: tokens that a round of a batch emits over those of a decoding step; the slowest row counts.
-      alpha: accepted over tested drafts; 0 where nothing was drafted.
-      num_rows: of a batch.
+      cost: v + K c + o, in decoding steps.
+      gain: tokens per round of a batch over those per decoding step.
+      alpha: accepted over verified drafts; 0 if nothing was drafted.
+      num_rows: batch size.
     """
 
     cost: float
@@ -299,11 +300,11 @@ class Price(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What drafters cost and bring on the first sources.
+    """Measures the cost and gain of drafters on the first sources.
 
     Attributes:
-      build: returns the requests of a drafter (None: autoregressive decoding) on those sources.
-      sampled: which of the two programs.
+      build: returns the requests of a drafter (None: autoregressive decoding) on these sources.
+      sampled: whether the sampled program runs, or the greedy one.
     """
 
     build: Callable[[Drafter | None], list[Request]]
@@ -312,23 +313,23 @@ class Trial:
 
     @functools.cached_property
     def _baseline(self) -> tuple[list[Request], float]:
-        """Requests of autoregressive decoding, and the tokens of a round."""
+        """Requests of autoregressive decoding, and their tokens per round."""
         requests = self.build(None)
         return requests, self._count(requests)[0]
 
     def price(self, drafter: Drafter) -> Price:
-        """Returns the price by the parts of a round, timed on the first request."""
+        """Returns the price of a drafter; the parts of a round are timed on the first request."""
         requests = self.build(drafter)
         costs = round_costs(requests[0], self.sampled, self.console)
-        # A round without a match is a decoding step, which leaves nothing for the rest: no less than none.
+        # Noise may make o negative, for instance where a round without drafts is a decoding step.
         cost = costs.v + drafter.max_depth * costs.c + max(costs.o, 0.0)
         per_round, alpha = self._count(requests)
-        # What is compiled depends on it, so all processes go by the clock of the first.
+        # The compiled program depends on these numbers, so all processes use those of the first.
         pair = multihost_utils.broadcast_one_to_all((cost, per_round / self._baseline[1]))
         return Price(*map(float, pair), alpha, len(requests[0].inputs["limit"]))
 
     def pays(self, drafter: Drafter) -> bool:
-        """Returns whether it is faster than autoregressive decoding in three of four turns and more."""
+        """Returns whether it is faster than autoregressive decoding in at least three of four turns."""
         requests = self.build(drafter)
         num_rows = len(requests) * len(requests[0].inputs["limit"])
         timing = time_arms(self._baseline[0], requests, num_rows, NUM_TRIED, self.console)
@@ -336,6 +337,6 @@ class Trial:
 
     @staticmethod
     def _count(requests: Sequence[Request]) -> tuple[float, float]:
-        """Returns the tokens a round of a batch, and alpha."""
+        """Returns the tokens per round of a batch, and alpha."""
         total, num_rounds = arms.counted(requests)
         return total.num_emitted[0] / max(num_rounds, 1), float(np.nan_to_num(total.alpha[0]))

@@ -1,8 +1,8 @@
-"""The least time that a token can take: the weights that it reads, over the speed at which memory is read.
+"""Measures the floor of the time per token: the weights that a token reads, over memory bandwidth.
 
-At batch 1 a decoder step multiplies each weight once, so reading them is what it costs at least. A model
-that fits into the processor's caches may be below the floor of main memory; hence the second reading,
-over an array of just the size of those weights.
+At batch 1 a decoding step multiplies each weight once, so it takes at least the time to read them. A model
+that fits into the processor's caches can be faster than the floor of main memory; hence the second floor,
+with the bandwidth of an array as large as these weights.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ _COLUMNS = 1024  # of the array that is read
 
 
 def read_bandwidth(num_bytes: int) -> float:
-    """Returns the bytes a second at which an array of so many bytes is read: the best of several ways."""
+    """Returns the bytes per second at which an array of `num_bytes` is read, the best of several ways."""
     rows = max(num_bytes // 4 // _COLUMNS, 1)
     on_host = np.ones((rows, _COLUMNS), np.float32)
     array, vector = jnp.asarray(on_host), jnp.ones(_COLUMNS)
@@ -40,11 +40,12 @@ def read_bandwidth(num_bytes: int) -> float:
 
 
 def row(requests: Sequence[Request], num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Returns what autoregressive decoding, encoder time excluded, takes over the floor.
+    """Returns a row with the floor, and the time of autoregressive decoding, encoder time excluded, over it.
 
     Args:
-      requests: autoregressive, compiled before.
-      num_tokens: that they emit together.
+      requests: autoregressive requests, already compiled.
+      num_tokens: tokens that they emit together.
+      repeats: timed turns.
     """
     target: Any = requests[0].program.target
     sizes = dict(num_new=1, batch_size=1, num_source=0, num_cached=0)

@@ -1,6 +1,6 @@
-"""Many devices and hosts: flags, and what models take of each device.
+"""Flags for decoding on many devices and hosts, and the memory that models take per device.
 
-Every process runs the same command, --process_id aside; process 0 alone prints and writes.
+Every process runs the same command apart from --process_id; only process 0 prints and writes.
 """
 
 from collections.abc import Sequence
@@ -17,36 +17,38 @@ from specjax.models import families
 
 def define_flags() -> None:
     """Defines the flags of an experiment that decodes on many devices and hosts."""
-    flags.DEFINE_string("mesh", None, "DATAxMODEL, as in 2x4: decode on that many devices.")
+    flags.DEFINE_string("mesh", None, "DATAxMODEL, as in 2x4: devices along the data and the model axis.")
     flags.DEFINE_string(
         "coordinator",
         None,
-        'Several processes: HOST:PORT of process 0, or "auto" on a TPU VM and under Slurm.',
+        'With several processes: HOST:PORT of process 0, or "auto" on a TPU VM or under Slurm.',
     )
-    flags.DEFINE_integer("num_processes", None, "How many, unless --coordinator=auto.")
-    flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
-    flags.DEFINE_bool("divide_draft", False, "Divide the draft as the target; else it is replicated.")
+    flags.DEFINE_integer("num_processes", None, "Number of processes, unless --coordinator=auto.")
+    flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
+    flags.DEFINE_bool("divide_draft", False, "Divide the draft like the target; otherwise it is replicated.")
 
 
 def join() -> Mesh | None:
-    """Joins the other processes, if there are any, and returns the mesh that the flags ask for.
+    """Joins the other processes, if any, and returns the mesh of the flags; None without one.
 
     Raises:
-      ValueError: flags that cannot be used.
+      ValueError: an invalid or missing mesh.
     """
     given = flags.FLAGS
-    mesh = None if given.mesh is None else parse.mesh(given.mesh)  # checked before anybody waits for others
+    mesh = (
+        None if given.mesh is None else parse.mesh(given.mesh)
+    )  # checked before processes wait for each other
     if given.coordinator == "auto":
         sharding.join_processes()
     elif given.coordinator or given.num_processes or given.process_id is not None:
         sharding.join_processes(given.coordinator, given.num_processes, given.process_id)
     if mesh is None and jax.process_count() > 1:
-        raise ValueError(f"--mesh=None with {jax.process_count()} processes: give DATAxMODEL")
+        raise ValueError(f"`--mesh` must be given with {jax.process_count()} processes; give DATAxMODEL")
     return mesh and sharding.make_mesh(*mesh)
 
 
 def draft_rules() -> sharding.Rules:
-    """Returns how --divide_draft lays the draft on the mesh."""
+    """Returns the partition rules of the draft by --divide_draft."""
     return sharding.T5_RULES if flags.FLAGS.divide_draft else sharding.REPLICATED
 
 
@@ -64,10 +66,12 @@ def show_memory(
     num_source: int,
     num_slots: int,
 ) -> list[dict[str, object]]:
-    """Prints what each model takes of every device, before any is loaded; and returns those rows.
+    """Prints the memory per device of each model before any is loaded, and returns it as rows.
 
     Args:
-      models: name, shape, rules, and tokens of a decoder call.
+      mesh: the mesh.
+      models: name, shape, partition rules, and tokens per decoder call of each.
+      batch_size, num_source, num_slots: sizes of the caches.
 
     Raises:
       ValueError: the mesh does not divide the rows or a parameter.
@@ -77,7 +81,7 @@ def show_memory(
     rows: list[dict[str, object]] = []
     together = 0.0
     console.print(
-        f"memory of each of {mesh.size} devices (data x model = {'x'.join(map(str, mesh.devices.shape))}):"
+        f"memory per device, {mesh.size} devices (data x model = {'x'.join(map(str, mesh.devices.shape))}):"
     )
     for name, config, rules, num_new in models:
         network = loading.outline(config, mesh, rules).network
@@ -87,21 +91,24 @@ def show_memory(
         console.print(f"  {name}: {', '.join(f'{part} {size:.3f}' for part, size in gib.items())} GiB")
         rows.append({"model": name, **{f"{part}_gib": size for part, size in gib.items()}})
         together += gib["total"]
-    console.print(f"  together {together:.2f} GiB, activations of a call and of the encoder not counted")
+    console.print(f"  together {together:.2f} GiB, without activations of a call and of the encoder")
     return rows
 
 
 def show_source_memory(
     console: Console, config: families.Config, mesh: Mesh, num_rows: int, num_together: int, width: int
 ) -> None:
-    """Prints what sources of `width` tokens take of all devices, before a model is loaded.
+    """Prints the memory that sources of `width` tokens take on all devices, before a model is loaded.
 
     Args:
-      config: of the target.
-      num_rows, num_together: rows in the cache, and rows that are encoded together.
+      config: the config of the target.
+      mesh: the mesh.
+      num_rows: rows in the cache.
+      num_together: rows that are encoded together.
+      width: source tokens.
 
     Raises:
-      ValueError: it is more than there is.
+      ValueError: they exceed the memory of the devices.
     """
     sizes = dict(num_params=0, batch_size=num_rows, num_source=width, num_slots=0, num_new=0)
     cross = analysis.memory(config, **sizes).cross / 2**30
@@ -113,6 +120,6 @@ def show_source_memory(
     available = sharding.memory_bytes(mesh.devices.ravel().tolist())
     if available is not None and cross + scores > available / 2**30:
         raise ValueError(
-            f"sources of {width} tokens take {cross + scores:,.0f} GiB of {available / 2**30:,.0f}: lower "
-            "--batch_size, or --max_source_length with --truncate"
+            f"sources of {width} tokens must fit in {available / 2**30:,.0f} GiB of memory, got "
+            f"{cross + scores:,.0f} GiB; lower --batch_size, or --max_source_length with --truncate"
         )

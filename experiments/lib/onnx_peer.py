@@ -1,8 +1,8 @@
-"""ONNX Runtime as a peer: transformers' T5 in torch, exported by this file.
+"""ONNX Runtime as a peer: exports the T5 of transformers (torch), and runs it.
 
-Two graphs: the encoder with the keys and values of cross-attention, computed once a source; and one
-decoder step with a cache, which also chooses the token, so that no logits leave it. (Optimum exports
-much the same, but needs an older transformers.) Batch 1, greedy, no padding.
+There are two graphs: the encoder with the keys and values of cross-attention, run once per source; and a
+decoding step with a cache, which also chooses the token, so that no logits leave it. (Optimum exports nearly
+the same graphs, but needs an older transformers.) Decoding is greedy, at batch 1, without padding.
 """
 
 import pathlib
@@ -31,9 +31,9 @@ class Encoder(torch.nn.Module):
 
 
 class Step(torch.nn.Module):
-    """One token in, the next one out, beside the cache with one more slot.
+    """Maps a token to the next one, and to the cache with one more slot.
 
-    The relative bias of all distances is laid out once: a step cuts its part out of that.
+    The relative position bias of all distances is stored once; each step slices its part.
     """
 
     def __init__(self, model: Any, max_new_tokens: int):
@@ -65,7 +65,7 @@ class Step(torch.nn.Module):
 
 
 def _norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """T5's norm as the one operation that it is: written out, ONNX Runtime runs five."""
+    """Returns T5's norm as one operation; written out it would be five in ONNX Runtime."""
     return functional.rms_norm(x, x.shape[-1:], layer.weight, layer.variance_epsilon)
 
 
@@ -81,7 +81,7 @@ def _attend(attention: Any, x: torch.Tensor, keys: Any, values: Any, bias: Any) 
 
 def export(model: Any, folder: pathlib.Path, max_new_tokens: int) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes both graphs; returns their paths."""
-    model.set_attn_implementation("eager")  # the exporter stumbles over the fused one
+    model.set_attn_implementation("eager")  # the exporter does not support the fused one
     count, c = 2 * len(model.decoder.block), model.config
     paths = folder / "encoder.onnx", folder / "step.onnx"
     ids, token = torch.zeros(1, 7, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
@@ -102,7 +102,7 @@ def export(model: Any, folder: pathlib.Path, max_new_tokens: int) -> tuple[pathl
 def runner(
     model: Any, folder: pathlib.Path, max_new_tokens: int, start_id: int, eos_id: int
 ) -> Callable[[np.ndarray], list[int]]:
-    """Exports a T5; returns a function from source ids to the ids of the output."""
+    """Exports a T5; returns a function from source ids to output ids."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = results.num_cores()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -120,7 +120,7 @@ def runner(
         cross = encoder.run_with_ort_values(None, {source_name: value(source_ids[None].astype(np.int64))})
         token, past, ids = start, [empty] * num_past, []
         while len(ids) < max_new_tokens and ids[-1:] != [eos_id]:
-            # OrtValues go from one call into the next: nothing is copied.
+            # OrtValues are passed on without copies.
             token, *past = step.run_with_ort_values(
                 None, dict(zip(names, [token, *past, *cross], strict=True))
             )

@@ -1,4 +1,4 @@
-"""What `generate` leaves: a line of text, or an object of JSON lines, for each line of --input."""
+"""Outputs of `generate`: a line of text, or an object of JSON lines, for each line of --input."""
 
 import json
 import math
@@ -17,11 +17,12 @@ Record = dict[str, Any]
 
 
 def records(lines: Sequence[Line], id_field: str, has_source: Sequence[bool], output: Output) -> list[Record]:
-    """Returns a record for each line, in their order; those without a source have an empty text.
+    """Returns a record for each line, in order; lines without a source have an empty text.
 
     Args:
-      id_field: is copied from a line that has it, as "id".
-      has_source: of each line.
+      lines: the lines of --input.
+      id_field: field to copy as "id" from lines that have it.
+      has_source: whether each line has a source.
       output: a row for each line that has a source.
     """
     found, row = [], 0
@@ -44,18 +45,18 @@ def records(lines: Sequence[Line], id_field: str, has_source: Sequence[bool], ou
 
 
 def _finite(number: float) -> float | None:
-    """JSON has no infinity and no nan."""
+    """Returns a number, or None for infinity and NaN, which JSON lacks."""
     return number if math.isfinite(number) else None
 
 
 def _as_text(record: Record, encoding: str) -> str:
-    """On one line; what `encoding` lacks is left to the stream."""
+    """Returns the text on one line; the stream handles characters that `encoding` lacks."""
     del encoding
     return record["text"].replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _as_json(record: Record, encoding: str) -> str:
-    """As it is read, or in escapes where the encoding lacks a character."""
+    """Returns the record as JSON, escaped if the encoding lacks a character."""
     text = json.dumps(record, ensure_ascii=False)
     return text if text.encode(encoding, "replace").decode(encoding) == text else json.dumps(record)
 
@@ -65,13 +66,13 @@ FORMATS = tuple(_FORMS)
 
 
 def write(folder: pathlib.Path, found: Sequence[Record]) -> None:
-    """Writes output.txt and output.jsonl, each whole."""
+    """Writes output.txt and output.jsonl, each complete or not at all."""
     for name, form in (("output.txt", _as_text), ("output.jsonl", _as_json)):
         results.write_text(folder / name, "".join(f"{form(record, 'utf-8')}\n" for record in found))
 
 
 def show(found: Sequence[Record], kind: str) -> None:
-    """Prints the outputs on standard output, one a line, in one of `FORMATS`."""
+    """Prints the outputs on standard output, one per line, in one of `FORMATS`."""
     encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"
     for record in found:
         print(_FORMS[kind](record, encoding))

@@ -1,7 +1,7 @@
-"""Other libraries, each as functions from a source's index to the ids of its output.
+"""Other libraries as arms: functions from the index of a source to the ids of its output.
 
-Greedy, batch 1, float32 unless an arm's name says otherwise, as many threads as there are cores. Ids go
-in and come out: no arm pays for text.
+Decoding is greedy, at batch 1, in float32 unless an arm's name has another dtype, with as many threads as
+cores. Inputs and outputs are ids: no arm tokenizes text.
 """
 
 import logging
@@ -17,7 +17,7 @@ from experiments.lib.peer_cases import Case
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 Arm = Callable[[int], list[int]]
-# An arm, or why it does not run.
+# Each arm, or the reason that it does not run.
 Arms = dict[str, Arm | str]
 
 NOT_INSTALLED = "not installed: pip install -e '.[peers]'"
@@ -26,7 +26,7 @@ PACKAGES = ("torch", "ctranslate2", "onnxruntime", "onnx", "onnxscript")
 
 
 def load_torch(directory: str) -> Any:
-    """Loads transformers' T5 in torch."""
+    """Loads the T5 of transformers in torch."""
     import torch
     import transformers
 
@@ -34,15 +34,15 @@ def load_torch(directory: str) -> Any:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(results.num_cores())
     model = transformers.T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
-    # `generate` makes a cache with a slot per layer of `model.config`, which counts the *encoder's*
-    # (transformers 5.24): too few for a deeper decoder, be it the target's or the assistant's. Encoder
-    # and decoder have configs of their own, so nothing else reads this.
+    # `generate` makes a cache with a slot per layer of `model.config`, which counts those of the encoder
+    # (transformers 5.24): too few for a deeper decoder. Encoder and decoder have configs of their own, so
+    # nothing else reads this number.
     model.config.num_layers = model.config.num_decoder_layers
     return model
 
 
 def transformers_arms(case: Case, folder: pathlib.Path) -> Arms:
-    """Returns `generate` autoregressive, assisted by the draft model, and with prompt lookup."""
+    """Returns `generate`: autoregressive, assisted by the draft model, and with prompt lookup."""
     import torch
 
     del folder
@@ -71,17 +71,17 @@ def transformers_arms(case: Case, folder: pathlib.Path) -> Arms:
 
 
 def assistant(case: Case, num_draft: int | None) -> Any:
-    """Loads the draft model, to draft `num_draft` tokens a round; None: the library's defaults."""
+    """Loads the draft model, to draft `num_draft` tokens per round; None: the library's defaults."""
     model = load_torch(str(case.draft_directory))
     if num_draft is not None:
         model.generation_config.num_assistant_tokens = num_draft
         model.generation_config.num_assistant_tokens_schedule = "constant"
-        model.generation_config.assistant_confidence_threshold = 0.0  # else a draft may stop before
+        model.generation_config.assistant_confidence_threshold = 0.0  # otherwise a draft may stop earlier
     return model
 
 
 class Ids:
-    """A vocabulary in which the token of an id is that id in brackets: CTranslate2 works on strings."""
+    """A vocabulary whose tokens are ids in brackets, because CTranslate2 works on strings."""
 
     def __init__(self, config: Any):
         self.tokens = [f"<{i}>" for i in range(config.vocab_size)]
@@ -96,20 +96,20 @@ class Ids:
 
 
 def ctranslate2_arms(case: Case, folder: pathlib.Path) -> Arms:
-    """Returns CTranslate2 by its own converter, in float32 and with weights in eight bits."""
+    """Returns CTranslate2 with its own converter, in float32 and with int8 weights."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
     vocabulary = Ids(case.config)
 
     class Converter(TransformersConverter):
-        """Asks for no tokenizer files: a random shape has none."""
+        """Needs no tokenizer files: a random shape has none."""
 
         def load_tokenizer(self, *args: Any, **options: Any) -> Ids:
             return vocabulary
 
     path = str(folder / "ctranslate2")
-    load_torch(case.directory)  # reports what is missing, and makes transformers quiet
+    load_torch(case.directory)  # raises if torch is missing, and silences transformers
     Converter(case.directory).convert(path, quantization="float32")
     inputs = [[vocabulary.tokens[i] for i in ids] for ids in case.sources]
 
@@ -134,12 +134,12 @@ def ctranslate2_arms(case: Case, folder: pathlib.Path) -> Arms:
 
 
 def onnxruntime_arms(case: Case, folder: pathlib.Path) -> Arms:
-    """Returns ONNX Runtime on graphs that `onnx_peer` exports."""
+    """Returns ONNX Runtime with the graphs that `onnx_peer` exports."""
     from experiments.lib import onnx_peer
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # warnings of the exporter about itself
         run = onnx_peer.runner(
             load_torch(case.directory), folder, case.max_new_tokens, case.config.start_id, case.config.eos_id
         )
@@ -154,7 +154,7 @@ BUILDERS: dict[str, Callable[[Case, pathlib.Path], Arms]] = {
 
 
 def build(library: str, case: Case, folder: pathlib.Path) -> Arms:
-    """Returns the arms of one library; in their place why they do not run, where a package is missing."""
+    """Returns the arms of one library, or the reason that it does not run if a package is missing."""
     try:
         return BUILDERS[library](case, folder)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What the peers are compared on: a checkpoint pair and sentences, or a shape with random weights."""
+"""Cases for peers: a pair of checkpoints with sources, or a shape with random weights."""
 
 import dataclasses
 import pathlib
@@ -17,17 +17,17 @@ from specjax.models import convert, t5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One target, its sources, and our own requests.
+    """A target, its sources, and our requests.
 
     Attributes:
-      name: for the table.
-      directory: of the target, in Hugging Face's format.
-      draft_directory: of the draft model; None where no draft would be accepted by itself.
-      config: of the target.
-      sources: ids of each source, no padding.
-      max_new_tokens: limit of a row.
+      name: name for the table.
+      directory: directory of the target, in Hugging Face format.
+      draft_directory: directory of the draft model; None if its drafts would never be accepted.
+      config: config of the target.
+      sources: ids of each source, without padding.
+      max_new_tokens: maximum new tokens per row.
       autoregressive: a request for each source, without a drafter.
-      speculative: the same with each drafter, by its column.
+      speculative: a request for each source with each drafter, by the drafter's name.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Case:
 
     @property
     def lengths(self) -> list[int]:
-        """K of each column of --num_draft that is a plain number: a chain of the draft model."""
+        """K of each value of --num_draft that is a number: a chain of the draft model."""
         return [int(column) for column in columns.columns() if column.isdecimal()]
 
 
 def of_pair(directory: str, draft_directory: str, texts: Sequence[str], max_new_tokens: int) -> Case:
-    """Returns the case of the checkpoints in these directories; drafters are those of --num_draft."""
+    """Returns the case of two checkpoints, with the drafters of --num_draft."""
     target, draft = specjax.load(directory), specjax.load(draft_directory)
     common = dict(batch_size=1, config=GenerationConfig(max_new_tokens=max_new_tokens))
     autoregressive = arms.requests(target, None, texts, **common)
@@ -73,9 +73,9 @@ def of_shape(
     source_length: int,
     max_new_tokens: int,
 ) -> Case:
-    """Returns the case of a shape with random weights, written into `folder`; every row runs to its limit.
+    """Returns the case of a shape with random weights, written to `folder`; every row runs to its limit.
 
-    A random draft is never right: our drafts are forced, which is a benchmark and not a sampler.
+    Drafts of random weights are never accepted. So our drafts are forced: a benchmark and not a sampler.
     """
     config = parse.shape(name, synthetic.default_dtype())
     target = synthetic.network(config, 0)
@@ -106,12 +106,12 @@ def of_shape(
 
 
 def varied(config: t5.T5Config, params: Any) -> Any:
-    """Returns random params whose greedy output varies, and never ends, in any library.
+    """Returns random params whose greedy output varies and never ends, in any library.
 
-    As they are drawn, a head that is the embedding has each token predict itself again: embeddings are made
-    small. What would then be alike for all tokens drowns what is not: attention is made smaller still, and a
-    half of each ReLU's outputs is subtracted rather than added. The end token's embedding is zero: so is its
-    logit, below the largest of thousands.
+    With a head that shares the embedding, random params predict the last token again; smaller embeddings
+    prevent that. The parts that are the same for all tokens would then dominate, so attention outputs are
+    made smaller still, and half of each ReLU's outputs is subtracted. The embedding of the end token is zero,
+    and so is its logit, which is below the largest of thousands.
     """
     changed = dict(params)
     embedding = params["embedding"] * jnp.asarray(0.1, config.dtype)

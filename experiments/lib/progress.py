@@ -1,4 +1,4 @@
-"""Progress on long work: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, otherwise a line from time to time."""
 
 import contextlib
 import time
@@ -15,7 +15,7 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 def track(items: Iterable[Item], total: int, label: str, console: Console) -> Iterator[Item]:
-    """Yields the items and shows how many are done and how long the rest takes."""
+    """Yields the items, and shows how many are done and the time left."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
@@ -32,9 +32,9 @@ def track(items: Iterable[Item], total: int, label: str, console: Console) -> It
 
 @contextlib.contextmanager
 def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (items done, tokens so far) that shows both, tokens a second, and the time left.
+    """Yields a function of (items done, tokens so far) that shows both, tokens per second, and the time left.
 
-    Its first call reports what an earlier run had done.
+    Its first call reports the items that an earlier run has done.
     """
     first: tuple[int, float, float] | None = None
     printed = time.monotonic()
@@ -48,12 +48,12 @@ def tokens(total: int, label: str, console: Console) -> Iterator[Callable[[int, 
             if first is None:
                 first = done, now, start.compile_seconds()
                 if done:
-                    console.print(f"going on: {done} of {total} were done")
-            # Compiling is left out of what the rest will take.
+                    console.print(f"resuming: {done} of {total} are done")
+            # The time left excludes compilation.
             elapsed_s = max(now - first[1] - (start.compile_seconds() - first[2]), 1e-9)
             left_s = elapsed_s / max(done - first[0], 1) * (total - done)
             speed = f"{num_tokens / elapsed_s:,.0f} tokens/s, {left_s / 60:.1f} min left"
-            if elapsed_s < 1:  # too short a time to tell; programs are compiled side by side
+            if elapsed_s < 1:  # too short to tell; programs compile in parallel
                 speed = f"{num_tokens:,} tokens"
             bar.update(task, completed=done, description=speed)
             if not console.is_terminal and now - printed > SECONDS_BETWEEN_LINES:

@@ -1,4 +1,4 @@
-"""Runs that go on where they were stopped: a target's outputs in a file, and checkpoints."""
+"""Resuming of interrupted runs: a target's outputs in a file, and checkpoints."""
 
 import hashlib
 import json
@@ -22,8 +22,11 @@ def generated(
     """Returns the pairs with the target's outputs in place of their targets, which are not read.
 
     Args:
-      label: of the progress.
-      options: the others of `distillation.generate_targets`.
+      console: where to show progress.
+      target: the model that generates.
+      pairs: the sources.
+      label: label of the progress.
+      options: other options of `distillation.generate_targets`.
     """
     with progress.tokens(len(pairs), label, console) as report:
         return distillation.generate_targets(target.network, pairs, on_progress=report, **options)
@@ -41,13 +44,14 @@ def outputs(
     max_new_tokens: int,
     **options: Any,
 ) -> list[data.Pair]:
-    """Returns what `generated` does; from the file, if it is of these pairs and of this target as it is now.
+    """Returns the result of `generated`, from a file if it has these pairs, this target and these options.
 
     Args:
-      target_name: what the target was loaded from.
-      path: of a JSON file, written whole or not at all.
-      temperature, seed, max_new_tokens: of the outputs.
-      options: the others; a drafter keeps the distribution, and at temperature 0 the ids.
+      console, target, pairs: as for `generated`.
+      target_name: the name that the target was loaded from.
+      path: path of a JSON file, complete or missing.
+      temperature, seed, max_new_tokens: options that the outputs depend on.
+      options: other options of `generated`. A drafter keeps the distribution, and at temperature 0 the ids.
     """
     sources = hashlib.sha256(json.dumps([pair.source for pair in pairs]).encode()).hexdigest()
     asked = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
@@ -64,15 +68,15 @@ def outputs(
 
 
 def restored(saved: Checkpoints, like: Any, run: Mapping[str, Any]) -> Restored | None:
-    """Returns the newest checkpoint, if there is one.
+    """Returns the newest checkpoint; None without one.
 
     Args:
-      saved: the checkpoints of a run; each one's note holds, as "run", what that run was.
+      saved: the checkpoints of a run, whose notes hold its settings as "run".
       like: structure and types of the state; see `Checkpoints.restore`.
-      run: what a run that is resumed must share with the one that was stopped.
+      run: the settings that a resumed run must share with the interrupted one.
 
     Raises:
-      ValueError: as of `Checkpoints.restore`; or the run had other settings, of which the first is named.
+      ValueError: as `Checkpoints.restore`; or a setting differs.
     """
     if saved.latest_step is None:
         return None
@@ -82,7 +86,7 @@ def restored(saved: Checkpoints, like: Any, run: Mapping[str, Any]) -> Restored 
         was = before.get(name, "another version of this script")
         if was != value:
             raise ValueError(
-                f"{name}={value}, but {saved.directory} was made with {was}: resume with that, or give "
+                f"{name}={value}, but {saved.directory} was made with {was}; resume with that, or give "
                 "another --output"
             )
     return found

@@ -1,7 +1,7 @@
-"""The rounds of a sentence, drawn like figure 1 of Leviathan et al. 2023.
+"""Draws the rounds of an output, as in figure 1 of Leviathan et al. 2023.
 
-A line a round: the tokens before it, the accepted drafts, the rejected draft struck through and what stands
-in its place, or the bonus token.
+Each line is a round: the tokens before it, the accepted drafts, the first rejected draft struck through with
+the token that replaces it, or the bonus token.
 """
 
 import functools
@@ -29,10 +29,10 @@ STYLES = {
 
 
 def trace(request: Request, sampled: bool) -> Iterator[list[tuple[str, list[int]]]]:
-    """Yields the rounds of the first row of a request that has a drafter, as ids by their style.
+    """Yields the rounds of the first row of a request with a drafter, as lists of (style, ids).
 
-    Of a tree nobody can tell which draft was rejected; a row that ended on an accepted draft has no
-    correction and no bonus.
+    For a tree no rejected draft is shown. A row that ends on an accepted draft has no correction and no
+    bonus.
     """
     program, inputs = request
     state = decode.jitted_prefill(program, **inputs)
@@ -55,7 +55,7 @@ def trace(request: Request, sampled: bool) -> Iterator[list[tuple[str, list[int]
 
 @functools.partial(jax.jit, static_argnames="sampled")
 def _propose(program: Program, state: LoopState, sampled: bool) -> Draft:
-    """Returns what the next round will draft, by its own keys."""
+    """Returns the draft of the next round, drawn with the keys of that round."""
     keys, drafter = decode.round_draws(state, sampled), program.drafter
     assert drafter is not None
     return drafter.propose(state.drafter_state, state.context, keys, None)[0]
@@ -67,7 +67,7 @@ def line(tokenizer: Any, parts: list[tuple[str, list[int]]]) -> Text:
     for style, ids in parts:
         for piece in tokenizer.convert_ids_to_tokens(ids):
             word = piece.replace("\u2581", " ")
-            space = word.startswith(" ")  # a line through a space would run into the word before
+            space = word.startswith(" ")  # a struck-through space would join the word before
             text.append(" " if space else "").append(word[space:], STYLES[style])
     return text
 
@@ -75,7 +75,7 @@ def line(tokenizer: Any, parts: list[tuple[str, list[int]]]) -> Text:
 def show(
     console: Console, tokenizer: Any, requests: Sequence[Request], sampled: bool, path: pathlib.Path | None
 ) -> None:
-    """Prints the rounds of each request's first row; the same as an HTML page at `path`, if there is one."""
+    """Prints the rounds of the first row of each request; also writes an HTML page to `path` unless None."""
     recorded = Console(
         record=True,
         file=console.file,

@@ -1,4 +1,4 @@
-"""How an experiment starts and ends: quiet logs, a console, compiled programs kept, errors in a sentence."""
+"""Starts and ends an experiment: logging, console, compilation cache, and errors in one sentence."""
 
 import contextlib
 import functools
@@ -15,29 +15,29 @@ from rich.console import Console
 from specjax import writing
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_TRACEBACK = flags.DEFINE_bool("traceback", False, "Where an error came from, beside its message.")
-INTERRUPTED, CLOSED_PIPE = 130, 141  # exit status, 128 and the signal's number
+_TRACEBACK = flags.DEFINE_bool("traceback", False, "Print tracebacks of errors.")
+INTERRUPTED, CLOSED_PIPE = 130, 141  # exit statuses: 128 plus the number of the signal
 
 
 def run(main: Callable[[Console], None], required: Sequence[str] = ()) -> None:
-    """Runs `main` under `absl.app.run`; what goes wrong is printed as a sentence.
+    """Runs `main` under `absl.app.run`, and prints an error as one sentence.
 
-    A ValueError or OSError has exit status 2, memory that is exhausted 1, Ctrl-C 130. Who no longer reads
-    what is printed does not stop an experiment that writes into --output; any other ends quietly, with 141.
-    An --output that another run is writing into is refused.
+    The exit status is 2 for a ValueError or OSError, 1 for exhausted memory, 130 for Ctrl-C. A closed pipe
+    does not stop an experiment that writes into --output; any other experiment ends quietly with status 141.
+    Two runs cannot write into the same --output at once.
 
     Args:
-      main: takes the console. Its KeyboardInterrupt says, as its argument, what is kept.
-      required: names of flags without which it does not start.
+      main: takes the console. The argument of a KeyboardInterrupt that it raises states what is kept.
+      required: names of required flags.
     """
     flags.mark_flags_as_required(required)
 
     def guarded(argv: list[str]) -> None:
         try:
             if argv[1:]:
-                raise ValueError(f"{argv[1]!r} is no flag: flags begin with --, as in --input=FILE")
+                raise ValueError(f"flags must begin with --, as in --input=FILE, got {argv[1]!r}")
             _check_output()
-            # What is transferred here is meant, whatever JAX_TRANSFER_GUARD says of the user's own programs.
+            # Transfers here are intended, whatever JAX_TRANSFER_GUARD is set to for programs of the user.
             with _held(_output()), jax.transfer_guard("allow"):
                 main(console())
             print(end="", flush=True)
@@ -45,7 +45,7 @@ def run(main: Callable[[Console], None], required: Sequence[str] = ()) -> None:
             _discard(sys.stdout)
             sys.exit(CLOSED_PIPE)
         except KeyboardInterrupt as interrupt:
-            stays = f"what was written stays in {_output()}" if _output() else "nothing was written"
+            stays = f"files written so far stay in {_output()}" if _output() else "no file was written"
             _end(f"interrupted; {interrupt if interrupt.args else stays}", INTERRUPTED)
         except (ValueError, OSError) as error:
             if _TRACEBACK.value:
@@ -55,7 +55,7 @@ def run(main: Callable[[Console], None], required: Sequence[str] = ()) -> None:
             if _TRACEBACK.value or not ("RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError)):
                 raise
             told = str(error).partition("\n")[0]
-            _end(f"out of memory: lower --batch_size or a length ({told}; --traceback shows where)", 1)
+            _end(f"out of memory; lower --batch_size or a length ({told}; --traceback shows where)", 1)
 
     app.run(guarded)
 
@@ -67,30 +67,30 @@ def _end(sentence: str, status: int) -> None:
 
 
 def _output() -> str:
-    """Returns --output; empty where none is given, or the experiment has no such flag."""
+    """Returns --output; empty if it is not given, or the experiment has no such flag."""
     return flags.FLAGS["output"].value or "" if "output" in flags.FLAGS else ""
 
 
 def _check_output() -> None:
-    """Raises a ValueError if --output cannot be a directory to write into, before anything is computed."""
+    """Raises a ValueError if --output cannot be written, before anything is computed."""
     given = _output()
     if not given:
         return
     path = pathlib.Path(given).absolute()
     there = next(p for p in (path, *path.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"--output={given}: {there} is no directory that can be written: give another")
+        raise ValueError(f"`--output` must be in a writable directory, got {given}, where {there} is not one")
 
 
 @contextlib.contextmanager
 def _held(output: str) -> Iterator[None]:
-    """Makes the directory `output` and keeps other runs out of it; does nothing if it is empty.
+    """Makes and locks the directory `output`; does nothing if `output` is empty.
 
-    Processes of one run on several hosts share a directory, into which only the first writes: they do not
-    lock it.
+    Processes of one run on several hosts share the directory and only the first writes, so they do not lock
+    it.
 
     Raises:
-      ValueError: another run holds it.
+      ValueError: another run has locked it.
     """
     shared = "coordinator" in flags.FLAGS and (flags.FLAGS.coordinator or flags.FLAGS.num_processes)
     if not output or shared:
@@ -105,17 +105,18 @@ def _held(output: str) -> Iterator[None]:
                 stack.enter_context(writing.locked(path))
             except BlockingIOError as error:
                 raise ValueError(
-                    f"--output={output}: another run is writing there: give another, or wait for it"
+                    f"`--output` must not be in use, got {output}, where another run is writing; give "
+                    "another, or wait"
                 ) from error
             yield
     finally:
-        for directory in created:  # of a run that wrote nothing nothing is left
+        for directory in created:  # removes only empty directories, of a run that wrote nothing
             with contextlib.suppress(OSError):
                 directory.rmdir()
 
 
 class _Console(Console):
-    """A console whose reader may leave: an experiment that writes files goes on without it."""
+    """A console whose pipe may close: an experiment that writes files continues without it."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -125,18 +126,18 @@ class _Console(Console):
 
 
 def _discard(stream: io.TextIOBase) -> None:
-    """Lets what is still written to a stream, its buffer included, go nowhere."""
+    """Discards all further output of a stream, its buffer included."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def console(stderr: bool = False) -> Console:
-    """Returns where to print: on standard output, or on standard error.
+    """Returns a console on standard output or standard error, and sets up the compilation cache.
 
-    Characters that the terminal's encoding lacks are printed as escapes. Programs that took a second to
-    compile are kept in JAX_COMPILATION_CACHE_DIR, else in ~/.cache/specjax; an empty
-    JAX_COMPILATION_CACHE_DIR keeps none.
+    Characters that the encoding of the terminal lacks are printed as escapes. Programs that take over a
+    second to compile are cached in JAX_COMPILATION_CACHE_DIR, by default ~/.cache/specjax; if that is empty,
+    none are.
     """
     logging.set_verbosity(logging.WARNING)
     if jax.config.jax_compilation_cache_dir is None:
@@ -150,20 +151,20 @@ def console(stderr: bool = False) -> Console:
 
 
 def note_hub(console: Console, names: Sequence[str]) -> None:
-    """Prints which models are asked of the hub, which may take a while to answer."""
+    """Prints the models that come from the hub, which may take a while."""
     for name in names:
         if not os.path.exists(os.path.expanduser(name)) and not name.startswith(("/", ".", "~")):
-            console.print(f"{name} is no directory: asking the Hugging Face hub")
+            console.print(f"{name} is not a directory; looking on the Hugging Face hub")
 
 
 def compile_seconds() -> float:
-    """Returns the seconds that went into compiling, and into reading what was kept, so far."""
+    """Returns the seconds spent so far on compiling and on reading the compilation cache."""
     return sum(_compilations())
 
 
 @functools.cache
 def _compilations() -> list[float]:
-    """Returns the seconds of each compilation since the first call; the list grows."""
+    """Returns a growing list of the seconds of each compilation since the first call."""
     seconds: list[float] = []
 
     def note(event: str, duration_s: float, **about: object) -> None:

@@ -1,4 +1,4 @@
-"""For benchmarks, not for sampling: models of any shape with random weights, and acceptance set by hand.
+"""Models of any shape with random weights, and forced acceptance: for benchmarks, not for sampling.
 
 Times do not depend on the values of the weights.
 """
@@ -19,12 +19,12 @@ from specjax.types import AcceptanceResult, AcceptanceRule, Context, Draft, Draw
 
 
 def default_dtype() -> str:
-    """Returns the dtype of weights and computation: float32 on CPU, else bfloat16."""
+    """Returns the default dtype of weights and computation: float32 on CPU, bfloat16 elsewhere."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def network(config: families.Config, seed: int) -> t5.T5Network:
-    """Returns a network with initial params, made on the device in the dtype of the computation."""
+    """Returns a network with initial params, made on the device in the dtype of the config."""
     ids = jnp.zeros((1, 8), jnp.int32)
 
     @jax.jit
@@ -39,7 +39,9 @@ def request(target: Network, size: tuple[int, int], **options: Any) -> decode.Re
     """Returns a request of random source tokens `[B, S]` = `size` that runs to its limit.
 
     Args:
-      options: the others of `decode.prepare`.
+      target: the network.
+      size: (B, S).
+      options: other options of `decode.prepare`.
     """
     source = np.random.default_rng(0).integers(2, target.vocab_size, size)
     return decode.prepare(target, source, np.ones(size, bool), eos_ids=(), **options)
@@ -47,37 +49,37 @@ def request(target: Network, size: tuple[int, int], **options: Any) -> decode.Re
 
 @dataclasses.dataclass(frozen=True)
 class Forced(AcceptanceRule):
-    """Not a sampler: computes `rule`, then keeps each draft with probability `alpha` instead.
+    """A rule for benchmarks, not a sampler: computes `rule`, but accepts each draft with probability `alpha`.
 
     Attributes:
-      rule: whose work is done.
-      alpha: in [0, 1], the chance of each draft while all before it were kept.
+      rule: the rule to compute.
+      alpha: probability in [0, 1] that a draft is accepted if all before it are.
     """
 
     rule: AcceptanceRule
     alpha: float
 
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-        """Returns the rule's own token after a number of drafts that is not the rule's."""
+        """Returns the result of the rule with a forced number of accepted drafts."""
         result = self.rule(draws, draft, target_probs)
         num_draft = draft.tokens.shape[1]
         chance = jnp.full(draft.tokens.shape, self.alpha)
-        # Streams beyond those of the round: these draws are not the rule's.
+        # Streams beyond those of the round, which the rule does not use.
         accepted = draws.accept(Stream.ACCEPT.at(num_draft + 1 + jnp.arange(num_draft)), chance)
         forced = acceptance.leading_run(accepted, draft.num_drafted)
-        # Never true, which the compiler cannot know: the rule's own count has to be computed.
+        # Never true, but the compiler cannot know that, so it keeps the computation of the rule.
         impossible = result.num_accepted > num_draft
         return result._replace(num_accepted=jnp.where(impossible, result.num_accepted, forced))
 
 
 class ForcedDrafter(DrafterWrapper):
-    """Not a drafter: computes `inner`, then proposes `tokens`, known from an earlier run.
+    """A drafter for benchmarks: computes `inner`, then proposes `tokens`, known from an earlier run.
 
-    For greedy programs, in which no rule runs: they emit the target's own tokens, and each draft is accepted
-    as `forced_tokens` drew it. The decoder's prefix is the start token alone.
+    It is for greedy programs, which run no rule: they emit the target's tokens, and accept each draft as
+    `forced_tokens` drew it. The decoder's prefix must be the start token only.
 
     Attributes:
-      tokens: `[B, T]`, what to draft as each token of the output.
+      tokens: `[B, T]`, the draft for each token of the output.
     """
 
     tokens: jax.Array
@@ -88,16 +90,19 @@ class ForcedDrafter(DrafterWrapper):
         draft, state = self.inner.propose(state, context, draws, max_length)
         index = context.length[:, None] - 1 + jnp.arange(self.num_draft)[None, :]
         known = jnp.take_along_axis(self.tokens, index, axis=1, mode="clip")
-        # Never true, which the compiler cannot know: the drafts of `inner` have to be computed.
+        # Never true, but the compiler cannot know that, so it keeps the computation of `inner`.
         impossible = (draft.num_drafted > self.num_draft)[:, None]
         return draft.replace(tokens=jnp.where(impossible, draft.tokens, known)), state
 
 
 def forced_tokens(outputs: Sequence[Sequence[int]], alpha: float, num_ids: int, seed: int) -> jax.Array:
-    """Returns `[B, T]`: the target's token at each position with probability `alpha`, else another id.
+    """Returns `[B, T]`: at each position the target's token with probability `alpha`, otherwise another id.
 
     Args:
-      outputs: the target's own greedy output, of one length.
+      outputs: greedy outputs of the target, all of one length.
+      alpha: probability in [0, 1].
+      num_ids: size of the vocabulary.
+      seed: seed of the draws.
     """
     known = np.asarray(outputs)
     kept = np.random.default_rng(seed).random(known.shape) < alpha

@@ -1,4 +1,4 @@
-"""Flags for where a task's pairs are, shared by the experiments that read tasks."""
+"""Flags for tasks and their data."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,52 +7,56 @@ from absl import flags
 
 from specjax import data
 
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder of the task's data: prepared datasets or its files."
-)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of the data of tasks: prepared datasets or files.")
 _PREFIX = flags.DEFINE_string(
-    "source_prefix", None, "Before every source, in place of the task's own; a space follows unless empty."
+    "source_prefix",
+    None,
+    "Prefix of every source instead of the task's own; a space follows unless it is empty.",
 )
 _DOWNLOAD = flags.DEFINE_bool(
-    "download", False, "Prepare the task's dataset in --data_dir first (extra `prepare`; hours for WMT14)."
+    "download", False, "First prepare the task's dataset in --data_dir (extra `prepare`; hours for WMT14)."
 )
 flags.mark_flag_as_required("data_dir")
 
 
 def define_task() -> flags.FlagHolder[str]:
-    """Defines --task, for an experiment that reads one."""
-    return flags.DEFINE_enum("task", "multi30k_en_de", sorted(data.TASKS), "Which sources and targets.")
+    """Defines --task for an experiment with one task."""
+    return flags.DEFINE_enum(
+        "task", "multi30k_en_de", sorted(data.TASKS), "Task with the sources and targets."
+    )
 
 
 def define_mixture() -> flags.FlagHolder[list[str]]:
-    """Defines --task, for an experiment that trains on one task or on several together."""
+    """Defines --task for an experiment that trains on one or several tasks."""
     return flags.DEFINE_list(
         "task",
         ["multi30k_en_de"],
-        "Which sources and targets; several are trained on together, each in proportion to its size, "
-        f"or NAME:N for N times that. One of {', '.join(sorted(data.TASKS))}.",
+        "Tasks to train on together, each in proportion to its size, or N times that with NAME:N. "
+        f"Tasks are {', '.join(sorted(data.TASKS))}.",
     )
 
 
 def parse_mixture(parts: Sequence[str], flag: str = "task") -> dict[str, int]:
-    """Returns task -> how often an epoch has it, of the values of a flag.
+    """Returns how often an epoch has each task, from the values of a flag.
 
     Raises:
-      ValueError: an unknown or repeated task, or a number that is none.
+      ValueError: an unknown or repeated task, or an invalid number.
     """
     mixture: dict[str, int] = {}
     for part in parts:
         name, _, times = part.partition(":")
         if name not in data.TASKS or name in mixture:
-            raise ValueError(f"--{flag}={name}: give tasks of {', '.join(sorted(data.TASKS))}, each once")
+            raise ValueError(
+                f"`--{flag}` must be some of {', '.join(sorted(data.TASKS))}, each once, got {name}"
+            )
         if times and not (times.isdecimal() and int(times)):
-            raise ValueError(f"--{flag}={part}: give a whole number from 1 behind the colon, as in {name}:2")
+            raise ValueError(f"`--{flag}` must have a whole number of at least 1 after the colon, got {part}")
         mixture[name] = int(times or 1)
     return mixture
 
 
 def task(name: str) -> data.Task:
-    """Returns the task of that name, with --source_prefix."""
+    """Returns a task by name, with --source_prefix if given."""
     named = data.TASKS[name]
     if _PREFIX.value is None:
         return named
@@ -60,14 +64,14 @@ def task(name: str) -> data.Task:
 
 
 def pairs(split: str, name: str) -> Sequence[data.TextPair]:
-    """Returns the pairs of a split of a task; a prepared dataset is read as it is indexed.
+    """Returns the pairs of a split of a task; a prepared dataset is read lazily.
 
     Raises:
-      FileNotFoundError, ValueError: as of `data.load`.
+      FileNotFoundError, ValueError: as `data.load`.
     """
     return data.load(task(name), split, _DATA_DIR.value, download=_DOWNLOAD.value).pairs
 
 
 def first(found: Sequence[data.TextPair], count: int | None) -> list[data.TextPair]:
-    """Returns the first `count` pairs (None: all), or all if there are fewer."""
+    """Returns the first `count` pairs (None: all)."""
     return [found[i] for i in range(min(len(found) if count is None else count, len(found)))]

@@ -67,16 +67,16 @@ def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
 @pytest.mark.parametrize(
     ("column", "draft", "words"),
     [
-        ("guess:3", MODEL, "KIND:NUMBERS with one of"),
-        ("five", MODEL, "give a whole number"),
-        ("lookup:3-4", MODEL, "not the numbers that this kind takes"),
-        ("5", None, "needs a draft model"),
-        ("eagle:4", MODEL, "needs eagle heads of this target"),
-        ("adaptive:1-3", MODEL, "costs are not measured here"),
+        ("guess:3", MODEL, "`--num_draft` must be .* KIND:NUMBERS, got guess:3; kinds are adaptive|chain"),
+        ("five", MODEL, "`--num_draft` must be a whole number.*, got five"),
+        ("lookup:3-4", MODEL, "those that its kind takes, got lookup:3-4"),
+        ("5", None, "--num_draft=5 needs a draft model; give --draft"),
+        ("eagle:4", MODEL, "--num_draft=eagle:4 needs eagle heads of this target"),
+        ("adaptive:1-3", MODEL, "must not be adaptive here, got adaptive:1-3"),
     ],
 )
 def test_drafter_of_an_invalid_column_raises(column, draft, words):
-    with pytest.raises(ValueError, match=f"--num_draft={column}.*{words}"):
+    with pytest.raises(ValueError, match=words):
         columns.drafter(MODEL, draft, column)
 
 

@@ -54,7 +54,7 @@ def test_json_lines_are_answered_by_json_lines(pair, articles, tmp_path):
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     stdin = gzip.decompress(articles.read_bytes()).decode()
     done = run("generate", *flags, "--output_format=jsonl", stdin=stdin, stdout=ascii_only)
-    assert done.returncode == 0 and "every source once" in done.stderr
+    assert done.returncode == 0 and "each source decoded once" in done.stderr
     assert json_lines(ascii_only.buffer.getvalue().decode("ascii")) == found
     done = run("generate", *flags, stdin=stdin)
     assert done.stdout.split("\n") == texts
@@ -82,30 +82,45 @@ def test_tables_are_read_by_field_and_references_are_one(pair, tmp_path):
 
 
 # Name and content of --input, flags, words. Nothing is loaded: there is no target.
-REFUSED = [
-    ("a.jsonl", b'{"text": "a"}\n{"text"\n', "", r"a.jsonl, line 2: it is no JSON"),
-    ("a.jsonl", b'"text"\n', "", r"a.jsonl, line 1: a JSON object is needed, got '\"text\"'"),
-    ("a.jsonl", b'\n{"body": "b"}', "", r"line 2: the field 'text' is missing; give --input_field, of body"),
-    ("a.jsonl", b'{"text": 3}', "", r"line 1: the field 'text' must be a text, got 3"),
+INVALID = [
+    ("a.jsonl", b'{"text": "a"}\n{"text"\n', "", r"a.jsonl, line 2: must be JSON"),
+    ("a.jsonl", b'"text"\n', "", r"a.jsonl, line 1: must be a JSON object, got '\"text\"'"),
+    (
+        "a.jsonl",
+        b'\n{"body": "b"}',
+        "",
+        r"line 2: the field 'text' is missing; give --input_field, one of body",
+    ),
+    ("a.jsonl", b'{"text": 3}', "", r"line 1: the field 'text' must be a string, got 3"),
     ("a.jsonl", b'{"a": {"b": "x"}}', "--input_field=a.c", r"the field 'a.c' is missing"),
-    ("a.csv", b"x,text\n1,a\n\n1,b,c\n", "", r"a.csv, line 4: it has 3 fields, the header has 2"),
-    ("a.csv", b'text\n"never ended\n', "", r"a.csv, line 2: it is no row of a table"),
-    ("a.csv", b"text,text\na,b\n", "", r"a.csv, line 1: the header names a field twice"),
-    ("a.txt", b"a\n", "--input_field=text", r"a.txt is read as one source a line; give --input_format"),
+    ("a.csv", b"x,text\n1,a\n\n1,b,c\n", "", r"a.csv, line 4: must have 2 fields, as the header has, got 3"),
+    ("a.csv", b'text\n"never ended\n', "", r"a.csv, line 2: must be a row of the table"),
+    (
+        "a.csv",
+        b"text,text\na,b\n",
+        "",
+        r"a.csv, line 1: fields of the header must be distinct, got text, text",
+    ),
+    (
+        "a.txt",
+        b"a\n",
+        "--input_field=text",
+        r"`--input_field` must not be given for lines of text, got text for .*; give --input_format",
+    ),
     ("a.txt", b"a\nb\xe4r\n", "", r"a.txt, line 2: must be UTF-8, got byte 0xe4"),
     ("a.txt", "a\n".encode("utf-16"), "", r"a.txt, line 1: must be UTF-8, got UTF-16"),
     ("a.txt.gz", gzip.compress(b"a\n" * 999, mtime=0)[:-6], "", r"a.txt.gz is cut off or damaged"),
     ("a.txt.gz", b"a\n", "", r"a.txt.gz must be a gzip file"),
     ("a.txt", b"a\n", "--seed=-1", r"--seed=-1"),
-    ("a.txt", b"a\n", "--suppress_tokens=a", r"--suppress_tokens=a: give ids"),
-    ("a.txt", b"a\n", "--logit_bias=5", r"--logit_bias=5: give ID:NUMBER"),
-    ("a.txt", b"a\n", "--bad_words_ids=5,x", r"--bad_words_ids=5,x: give ids"),
+    ("a.txt", b"a\n", "--suppress_tokens=a", r"`--suppress_tokens` must be ids, .*, got a"),
+    ("a.txt", b"a\n", "--logit_bias=5", r"`--logit_bias` must be ID:NUMBER, .*, got 5"),
+    ("a.txt", b"a\n", "--bad_words_ids=5,x", r"`--bad_words_ids` must be ids, .*, got 5,x"),
     ("a.txt", b"a\n", "--heads=/nowhere", r"/nowhere"),
 ]
 
 
-def test_input_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
-    for name, content, flags, words in REFUSED:
+def test_generate_reports_invalid_input_in_a_sentence(tmp_path):
+    for name, content, flags, words in INVALID:
         (tmp_path / name).write_bytes(content)
         done = run("generate", "--target=/nowhere/target", f"--input={tmp_path}/{name}", *flags.split())
         assert done.returncode, (name, flags)
@@ -123,8 +138,8 @@ def test_long_lines_are_named_together_and_read_with_the_flag(pair, tmp_path):
     (tmp_path / "long.txt").write_text("\n".join(lines))
     flags = [f"--target={pair}/target", "--nocompare", f"--input={tmp_path}/long.txt", *SHORT]
     done = run("generate", *flags)
-    listed = r"long.txt: lines 3 \((\d+)\), 5 \((\d+)\) have over 512 tokens "
-    found = re.search(listed + r".*; give --max_source_length=(\d+), or --truncate", done.stderr)
+    listed = r"long.txt: sources must have at most 512 tokens, got line \(tokens\) 3 \((\d+)\), 5 \((\d+)\)"
+    found = re.search(listed + r"; give --max_source_length=(\d+), or --truncate", done.stderr)
     assert done.returncode == 2 and found, done.stderr
     assert found[2] == found[3] and int(found[3]) > 1500
     done = run("generate", *flags, f"--max_source_length={found[3]}", f"--output={tmp_path}/o")
@@ -143,7 +158,7 @@ def test_long_lines_are_named_together_and_read_with_the_flag(pair, tmp_path):
             assert expected[0, 1:].tolist() == row["token_ids"]
 
 
-def test_memory_that_does_not_exist_is_refused_before_loading(pair):
+def test_generate_checks_memory_before_loading(pair):
     flags = [f"--target={pair}/target", "--nocompare"]
     done = run("generate", *flags, "--max_new_tokens=1000000000", stdin="the dog\n")
     assert done.returncode == 2 and "the cache of 1 rows would take" in done.stderr, done.stderr
@@ -192,7 +207,7 @@ def test_a_console_without_unicode_loses_nothing(pair, tmp_path):
     assert "the d\\xf6g \\U0001f415" in console.buffer.getvalue().decode("ascii")
 
 
-def test_a_second_run_is_refused_and_ctrl_c_says_what_is_kept(pair, tmp_path):
+def test_generate_locks_output_and_reports_what_is_kept_on_ctrl_c(pair, tmp_path):
     """As a program of its own, which is halted while the second one asks."""
     sources, out = tmp_path / "sources", tmp_path / "out"
     sources.write_text("the dog runs in the park\n" * 4000)
@@ -204,11 +219,11 @@ def test_a_second_run_is_refused_and_ctrl_c_says_what_is_kept(pair, tmp_path):
         time.sleep(0.05)
     program.send_signal(signal.SIGSTOP)
     second = run("generate", *flags)
-    assert second.returncode == 2 and "out: another run is writing there" in second.stderr, second.stderr
+    assert second.returncode == 2 and "out, where another run is writing" in second.stderr, second.stderr
     program.send_signal(signal.SIGCONT)
     program.send_signal(signal.SIGINT)
     _, stderr = program.communicate(timeout=100)
     assert program.returncode == 130, stderr
     (line,) = stderr.strip().split("\n")
-    assert "of 4000 outputs are kept in" in line and "the same command goes on" in line
+    assert "of 4000 outputs are kept in" in line and "run the same command to resume" in line
     assert [path.name for path in out.iterdir()] == ["journal.jsonl"]

@@ -9,10 +9,10 @@ from tests.experiments import program
 def test_a_mixture_names_tasks_and_how_often_an_epoch_has_them():
     assert tasks.parse_mixture(["multi30k_en_de:2", "scitldr"]) == {"multi30k_en_de": 2, "scitldr": 1}
     for parts, message in {
-        ("chess",): "--task=chess: give tasks of cnn_dailymail",
-        ("mbpp", "mbpp"): "--task=mbpp: .* each once",
-        ("mbpp:0",): "--task=mbpp:0: give a whole number from 1 behind the colon, as in mbpp:2",
-        ("mbpp:often",): "--task=mbpp:often: give a whole number",
+        ("chess",): "`--task` must be some of cnn_dailymail.*, got chess",
+        ("mbpp", "mbpp"): "`--task` must be .*, each once, got mbpp",
+        ("mbpp:0",): "`--task` must have a whole number of at least 1 after the colon, got mbpp:0",
+        ("mbpp:often",): "`--task` must have a whole number .*, got mbpp:often",
     }.items():
         with pytest.raises(ValueError, match=message):
             tasks.parse_mixture(parts)

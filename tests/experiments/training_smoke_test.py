@@ -120,7 +120,7 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
     assert (tmp_path / "distill.png").stat().st_size > 10_000
     assert convert.load(tmp_path / "best")[0].d_model == 8
     wrong = run("distill", *flags, "--arms=hinge:data")
-    assert wrong.returncode != 0 and "--arms=hinge:data: give OBJECTIVE:SEQUENCES" in wrong.stderr
+    assert wrong.returncode != 0 and "`--arms` must be OBJECTIVE:SEQUENCES, got hinge:data" in wrong.stderr
 
 
 def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
