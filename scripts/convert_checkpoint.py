@@ -1,4 +1,4 @@
-"""From a clone, the same as `python -m specjax.convert_checkpoint`."""
+"""Runs `python -m specjax.convert_checkpoint` from a clone."""
 
 from specjax.convert_checkpoint import main
 

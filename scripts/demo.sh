@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Shows the main job on the small trained pair in experiments/checkpoints: text in, the target's
-# text out, with and without speculation side by side. Run it from any directory; relative paths
-# among the flags start at the repository.
+# Translates captions with the small trained pair in experiments/checkpoints, and compares speculative
+# with autoregressive decoding. Run it from any directory; relative paths in flags start at the
+# repository.
 #
-#   bash scripts/demo.sh                      what configs/demo.flags asks for
-#   bash scripts/demo.sh --num_draft=3        flags go to experiments.generate
-#   VENV=~/envs/specjax bash scripts/demo.sh  another virtual environment than .venv
-#   PYTHON=python3.12 bash scripts/demo.sh    the Python that makes a new environment
+#   bash scripts/demo.sh                      with the flags of configs/demo.flags
+#   bash scripts/demo.sh --num_draft=3        with more flags for experiments.generate
+#   VENV=~/envs/specjax bash scripts/demo.sh  with another virtual environment than .venv
+#   PYTHON=python3.12 bash scripts/demo.sh    with the Python that makes a new environment
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"

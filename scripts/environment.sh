@@ -1,5 +1,5 @@
-# For the other scripts, which source it: goes to the repository and makes what they run in. It sets
-# `root`, and `venv`, a virtual environment with specjax and its development tools: $VENV, or .venv.
+# Sourced by the other scripts: changes to the repository, and makes a virtual environment with specjax
+# and its development tools if it is missing. Sets `root` and `venv` ($VENV, or .venv).
 script="$(basename -- "$0")"
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
@@ -10,7 +10,7 @@ if [ ! -x "$venv/bin/python" ]; then
   echo "$script: making a virtual environment in $venv"
   "${PYTHON:-python3}" -m venv "$venv"
 fi
-# The stamp makes a second run start at once, and without a network.
+# With the stamp a second run starts at once and needs no network.
 stamp="$venv/.specjax-dev"
 if [ ! -e "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ "$(cat -- "$stamp")" != "$root" ]; then
   echo "$script: installing specjax and its development tools; the first time takes a few minutes"

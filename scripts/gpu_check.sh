@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Collects what can be known of specjax on the accelerator of this machine, in at most eight minutes.
+# Measures specjax on the accelerator of this machine, in at most eight minutes.
 #
 #   bash scripts/gpu_check.sh DIR
 #   PYTHON=python3.12 bash scripts/gpu_check.sh DIR    the Python to use; it must have jax and flax
-#   SMALL=1 bash scripts/gpu_check.sh DIR              the same steps on small shapes, to try the script itself
+#   SMALL=1 bash scripts/gpu_check.sh DIR              the same steps on small shapes, to try the script
 #
-# The steps, in this order: greedy tokens of the shipped pair beside the CPU's; T5 v1.1 XXL with T5-small, batch 1
-# (ms a token, share of bandwidth, v, c, speed-up at forced acceptance); a profile of its rounds; the same with
-# loops in command buffers; a draft of one layer; batch 8 and 32; XL; large. Each writes DIR/STEP/results.json as
-# its rows are measured, and DIR/steps.md says which steps ended, ran out of time or were not reached.
+# The steps are, in this order: greedy tokens of the shipped pair compared with the CPU; T5 v1.1 XXL with T5-small at
+# batch 1 (ms per token, share of bandwidth, v, c, speed-up at forced acceptance); a profile of its rounds; the same
+# with loops in command buffers; a draft of one layer; batch 8 and 32; XL; large. Each writes DIR/STEP/results.json
+# after every row. DIR/steps.md lists which steps ended, ran out of time or were not reached.
 #
-# Uses no network and installs nothing: specjax is read from the repository. Meant to run on newer
-# releases than the tests do (jax 0.11 on Python 3.12) and without tensorflow-datasets and grain.
+# It uses no network and installs nothing: specjax is read from the repository. It also runs on newer releases than
+# the tests (jax 0.11 on Python 3.12), and without tensorflow-datasets and grain.
 set -euo pipefail
 
 if [ "$#" -ne 1 ] || [ -z "$1" ]; then
@@ -37,18 +37,18 @@ else
   large=(--target=t5-v1_1-large --draft=t5-small) shallow=(--target=t5-v1_1-xxl --draft=1x512) quick=()
 fi
 
-# XLA records loops of kernels as CUDA graphs, which are launched at once; without WHILE and CONDITIONAL the
-# loop over drafted tokens launches every kernel from the host.
+# XLA records kernels as CUDA graphs, each of which is one launch. Without WHILE and CONDITIONAL the host launches
+# every kernel of the loop over drafted tokens.
 buffers="--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1"
 
 backend="$("${PYTHON:-python}" -c 'import jax; print(jax.default_backend())')"
 if [ "$backend" != gpu ] && [ "${SMALL:-0}" != 1 ]; then
-  echo "gpu_check.sh: JAX finds no GPU here but $backend: pip install -e '.[cuda]', or SMALL=1 to try the script" >&2
+  echo "gpu_check.sh: JAX must find a GPU, got $backend; run pip install -e '.[cuda]', or set SMALL=1" >&2
   exit 2
 fi
 
 failed=0
-step() { # NAME EXPERIMENT FLAGS...: one step, while there is time
+step() { # NAME EXPERIMENT FLAGS...: runs a step if there is time left
   local name="$1" experiment="$2" started="$SECONDS" left=$((deadline - SECONDS)) state=ended status=0
   shift 2
   if [ "$left" -lt 10 ]; then
@@ -58,14 +58,14 @@ step() { # NAME EXPERIMENT FLAGS...: one step, while there is time
   echo "gpu_check.sh: $name ($left s left)"
   timeout "$left" "${PYTHON:-python}" -m "experiments.$experiment" "$@" --output="$output/$name" || status=$?
   if [ "$status" -eq 124 ]; then
-    state="ran out of time; rows measured before are kept"
+    state="ran out of time; earlier rows are kept"
   elif [ "$status" -ne 0 ]; then
     state="failed with exit status $status" failed=1
   fi
   printf '| %s | %s | %d |\n' "$name" "$state" "$((SECONDS - started))" >> "$report"
 }
 
-measured() { # NAME FLAGS...: a step of experiments.walltime
+measured() { # NAME FLAGS...: runs a step of experiments.walltime
   local name="$1"
   shift
   step "$name" walltime --flagfile=configs/gpu_check.flags "$@" "${quick[@]}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks everything: ruff (lint and format), mypy, pytest. Run it from any directory, as often as you like:
+# Runs all checks: ruff (lint and format), mypy, pytest. Run it from any directory:
 #
 #   bash scripts/test.sh                      all checks
-#   bash scripts/test.sh -k cache -n 0        arguments go to pytest
-#   PARITY=1 bash scripts/test.sh             also compares with the PyTorch T5, if torch installs
-#   VENV=~/envs/specjax bash scripts/test.sh  another virtual environment than .venv
-#   PYTHON=python3.12 bash scripts/test.sh    the Python that makes a new environment
+#   bash scripts/test.sh -k cache -n 0        with arguments for pytest
+#   PARITY=1 bash scripts/test.sh             with comparisons to the PyTorch T5, if torch can be installed
+#   VENV=~/envs/specjax bash scripts/test.sh  with another virtual environment than .venv
+#   PYTHON=python3.12 bash scripts/test.sh    with the Python that makes a new environment
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
@@ -13,7 +13,7 @@ if [ "${PARITY:-0}" = 1 ] && ! "$venv/bin/python" -c "import torch" 2>/dev/null;
   echo "test.sh: installing torch for the parity tests"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==2.13.0" ||
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[parity]" ||
-    echo "test.sh: torch cannot be installed here, so the parity tests will be skipped"
+    echo "test.sh: torch cannot be installed, so the parity tests are skipped"
 fi
 
 echo "test.sh: ruff"

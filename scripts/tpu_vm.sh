@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets specjax up on every worker of a TPU VM, or runs a command there. Needs gcloud, logged in, on your machine.
+# Sets specjax up on every worker of a TPU VM, or runs a command there. Needs gcloud with a login on your machine.
 #
 #   bash scripts/tpu_vm.sh setup NAME ZONE             copies this repository, installs it with jax[tpu]
 #   bash scripts/tpu_vm.sh run NAME ZONE COMMAND...    runs a command in it, on all workers at once
@@ -9,7 +9,7 @@
 #   bash scripts/tpu_vm.sh run my-v4-32 us-central2-b python -m experiments.generate --coordinator=auto \
 #     --mesh=2x8 --batch_size=2 --target=DIR --draft=DIR2 --input=configs/demo.txt
 #
-# Every worker runs the same command and reads the same files (a mounted bucket, or hub ids); the first prints.
+# Every worker runs the same command and reads the same files (a mounted bucket, or hub ids); only the first prints.
 set -euo pipefail
 
 usage() {
