@@ -167,7 +167,7 @@ def main(console: Console) -> None:
         row |= {"temperature": temperature, **{f"{part}_ms": 1e3 * took[part] for part in ("round", *PARTS)}}
         shares = {"not_networks": apart / took["round"], "all_but_networks": 1 - networks / took["round"]}
         rows.append(row | shares)
-    results.show(console, f"a round on {results.hardware()}, milliseconds", rows)
+    results.show(console, f"parts of a round on {results.hardware()}", rows)
     results.save(console, _OUTPUT.value, "round_breakdown", rows, lambda: plot(rows))
 
 

@@ -130,7 +130,7 @@ def has_alpha(column: str, sampled: bool, rule: AcceptanceRule) -> bool:
 def settings(drafter: Drafter | None) -> dict[str, Any]:
     """Returns the fields of a row about its drafter: size, and the costs of an adaptive one."""
     if drafter is None:
-        return {"costs": "more than it brings: autoregressive"}
+        return {"costs": "does not pay off: autoregressive"}
     params = drafter.own_params
     found: dict[str, Any] = {
         "draft_parameters": measure.num_params(params),

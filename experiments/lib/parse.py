@@ -107,6 +107,5 @@ def rule(text: str) -> AcceptanceRule:
         return make[name](*map(float, numbers))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"`--rule` must be one of {', '.join(make)}, lenient with a number as in lenient:0.5, got {text} "
-            f"({error})"
+            f"`--rule` must be one of {', '.join(make)}, with numbers as in lenient:0.5, got {text} ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""--num_draft: which drafter a column stands for."""
+"""The drafters of --num_draft."""
 
 import types
 
@@ -21,7 +21,7 @@ def parsed():
 
 
 def priced(num_rows, **prices):
-    """`(cost, gain)` of each K; alpha .6, and all of them pay unless `pays` is given."""
+    """Returns a trial with `(cost, gain)` of each K and alpha .6; all pay off unless `pays` is given."""
     pays = prices.pop("pays", True)
     return types.SimpleNamespace(
         price=lambda drafter: measure.Price(*prices[f"k{drafter.num_draft}"], 0.6, num_rows),
@@ -38,12 +38,12 @@ def priced(num_rows, **prices):
         ("staged:5-3", StagedDrafter, 5),
     ],
 )
-def test_columns_by_name(column, kind, num_draft):
+def test_columns_make_drafters_by_name(column, kind, num_draft):
     drafter = columns.drafter(MODEL, MODEL, column)
     assert isinstance(drafter, kind) and drafter.num_draft == num_draft
 
 
-def test_one_row_adapts_and_a_batch_gets_the_best_length():
+def test_columns_adapt_one_row_and_give_a_batch_the_best_length():
     prices = dict(k1=(1.4, 1.7), k3=(2.3, 2.4))
     alone = columns.drafter(MODEL, MODEL, "adaptive:1-3", priced(1, **prices))
     assert isinstance(alone, AdaptiveDrafter) and alone.costs == (1.0, 1.4, 2.3)
@@ -55,7 +55,7 @@ def test_one_row_adapts_and_a_batch_gets_the_best_length():
 
 
 @pytest.mark.parametrize("num_rows", [1, 64])
-def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
+def test_columns_drop_adaptive_drafters_that_do_not_pay_off(num_rows):
     assert columns.drafter(MODEL, MODEL, "adaptive:3", priced(num_rows, k3=(2.3, 2.3))) is None
     tried = priced(num_rows, k3=(2.3, 2.4), pays=False)
     assert columns.drafter(MODEL, MODEL, "adaptive:3", tried) is None
@@ -75,12 +75,12 @@ def test_what_brought_no_more_than_it_cost_is_left_out(num_rows):
         ("adaptive:1-3", MODEL, "must not be adaptive here, got adaptive:1-3"),
     ],
 )
-def test_drafter_of_an_invalid_column_raises(column, draft, words):
+def test_columns_raise_for_an_invalid_column(column, draft, words):
     with pytest.raises(ValueError, match=words):
         columns.drafter(MODEL, draft, column)
 
 
-def test_which_columns_need_no_draft_and_have_an_alpha():
+def test_columns_know_which_are_alike_and_have_an_alpha():
     assert columns.all_alike("eagle:4") and not columns.all_alike("adaptive+eagle:4")
     alpha = {
         column: columns.has_alpha(column, False, acceptance.speculative)

@@ -1,4 +1,4 @@
-"""What a table reports of two arms: where greedy outputs differ, and the quality of texts."""
+"""Comparison of two arms: differences of greedy outputs, and quality of texts."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from experiments.lib import compare
 TEXTS = ["The dog runs. A man sits.", "Blue snow."]
 
 
-def test_differences_are_at_the_first_token_that_differs_with_the_margin_there(monkeypatch):
+def test_differences_have_the_first_differing_token_and_its_margin(monkeypatch):
     baseline = [[5, 6, 1], [7, 8, 9], [4, 1], [3, 3]]
     others = [[5, 6, 1], [7, 2, 9], [4, 1, 1], [3]]
     margins = {("b", 1, (7,)): 1e-6, ("c", 2, (4, 1)): 1.0, ("d", 3, (3,)): 1e-5}
@@ -19,7 +19,7 @@ def test_differences_are_at_the_first_token_that_differs_with_the_margin_there(m
     assert compare.counted(found, 4) == ("1 of 4", 2)
 
 
-def test_quality_is_by_the_metric_of_the_task():
+def test_quality_uses_the_metric_of_the_task():
     same = compare.quality(TEXTS, compare.References(TEXTS, "rouge"))
     assert (same["quality"], same["rouge1"], same["rouge2"]) == pytest.approx((100, 100, 100))
     assert same["metric"].startswith("ROUGE-Lsum rouge-score:")

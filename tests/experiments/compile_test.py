@@ -1,4 +1,4 @@
-"""Programs for devices that are not here, and what is read in them."""
+"""Programs compiled for other devices, and what is parsed from them."""
 
 import importlib.util
 import json
@@ -55,14 +55,14 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 """
 
 
-def test_loops_kernels_and_collectives_are_found_in_the_text():
+def test_hlo_finds_loops_kernels_and_collectives():
     rounds = hlo.Module.parse(TEXT).rounds("sampled")
-    assert hlo.per_round(rounds, 4) == (3, 3 + 4 * 3)  # a condition is a kernel of each
+    assert hlo.per_round(rounds, 4) == (3, 3 + 4 * 3)  # each loop has a kernel for its condition
     draft, rest = hlo.draft_and_rest(rounds)
     assert hlo.names([one for one in draft if one.is_collective]) == "1 all-reduce"
     assert sorted(one.opcode for one in rest if one.is_kernel) == ["copy", "custom-call", "fusion"]
     (copy,) = [one for one in rounds.everything() if one.opcode == "copy"]
-    assert copy.num_bytes == 16  # of the result, not of both ends
+    assert copy.num_bytes == 16  # the result only
     assert [one.target for one in rounds.everything() if one.is_in("verify")] == ["Special"]
     with pytest.raises(ValueError, match="no loop of the greedy program"):
         hlo.Module.parse(TEXT).rounds("greedy")
@@ -95,11 +95,11 @@ def collectives(directory, name, which):
 
 @pytest.mark.parametrize("which", ["sampled", "greedy"])
 @pytest.mark.parametrize("name", ["chain", "tree", "staged", "eagle"])
-def test_no_device_waits_for_another_while_it_drafts(directory, name, which):
+def test_drafting_needs_no_collective(directory, name, which):
     assert collectives(directory, name, which) == []
 
 
-def test_devices_would_wait_if_what_is_drafted_were_not_kept_whole(directory):
+def test_drafting_needs_collectives_without_keep_whole(directory):
     with mock.patch.object(sharding, "keep_whole", lambda tree, place: tree):
         jax.clear_caches()
         assert collectives(directory, "chain", "sampled")
@@ -107,7 +107,7 @@ def test_devices_would_wait_if_what_is_drafted_were_not_kept_whole(directory):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra compile-tpu")
-def test_a_small_pair_compiles_for_tpus(tmp_path):
+def test_compile_runs_for_tpus(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -125,6 +125,6 @@ def test_a_small_pair_compiles_for_tpus(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is not None, reason="it is installed")
-def test_a_missing_compiler_is_named_with_the_remedy():
+def test_compile_reports_a_missing_compiler():
     done = program.run("compile", "--topology=h200", "--target=1x64", "--draft=1x64")
     assert done.returncode == 2 and 'pip install -e ".[compile-cuda]"' in done.stderr

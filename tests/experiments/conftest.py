@@ -1,4 +1,4 @@
-"""A tiny pair and its data, which many experiments run on."""
+"""A tiny pair and its data, for tests of experiments."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ WORDS = ["a", "man", "dog", "runs", "sits", "in", "blue", "snow", "the", "park"]
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """Pairs that copy, under the names of a task of text files, and a trained tokenizer."""
+    """Returns a directory with pairs that copy, as files of a task, and a trained tokenizer."""
     folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
     (folder / "multi30k").mkdir()
@@ -28,7 +28,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pair(corpus):
-    """Directories of a random target and a narrower draft."""
+    """Returns a directory with a random target and a narrower draft."""
     tokenizer = data.load_or_train_tokenizer(corpus / "tokenizer", [], 24)
     for seed, (name, d_model) in enumerate([("target", 16), ("draft", 8)]):
         config = t5.T5Config(24, d_model, 4, 16, 2, 1, 1)

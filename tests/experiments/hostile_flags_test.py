@@ -6,7 +6,7 @@ import pytest
 
 from tests.experiments.program import run
 
-# experiment -> flags, words. {} is a folder with the files that are named here.
+# experiment -> (flags, pattern of the error); {} is a folder with `file` and `empty`.
 ASKED = {
     "generate": [
         ("--target=t --input={}/nowhere", "no text file .*nowhere"),
@@ -85,7 +85,7 @@ ASKED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ASKED)
-def test_invalid_flags_are_reported_in_a_sentence(experiment, tmp_path):
+def test_experiments_report_invalid_flags_in_a_sentence(experiment, tmp_path):
     (tmp_path / "file").write_text("mine\n")
     (tmp_path / "empty").mkdir()
     for flags, words in ASKED[experiment]:

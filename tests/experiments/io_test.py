@@ -1,4 +1,4 @@
-"""`generate` with input as people have it, what it leaves, and who stops reading or stops it."""
+"""`generate` with several formats of input, its output files, closed pipes, and interrupts."""
 
 import csv
 import gzip
@@ -25,7 +25,7 @@ SHORT = ["--temperature=0", "--max_new_tokens=6", "--batch_size=2"]
 
 @pytest.fixture(scope="module")
 def articles(tmp_path_factory):
-    """JSON lines, gzipped, with a blank one after the first."""
+    """Returns gzipped JSON lines with a blank line after the first."""
     path = tmp_path_factory.mktemp("articles") / "news.jsonl.gz"
     first, *others = (json.dumps(article) for article in ARTICLES)
     path.write_bytes(gzip.compress("\n".join([first, "", *others]).encode()))
@@ -36,7 +36,7 @@ def json_lines(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_json_lines_are_answered_by_json_lines(pair, articles, tmp_path):
+def test_generate_answers_json_lines_with_json_lines(pair, articles, tmp_path):
     flags = [f"--target={pair}/target", "--nocompare", "--input_field=article", *SHORT]
     done = run("generate", *flags, f"--input={articles}", f"--output={tmp_path}/out")
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_json_lines_are_answered_by_json_lines(pair, articles, tmp_path):
     assert found[1]["token_ids"] == [] and found[1]["finish_reason"] is None
     texts = (tmp_path / "out" / "output.txt").read_text(encoding="utf-8").split("\n")
     assert texts == [*(row["text"] for row in found), ""]
-    # The same through pipes: outputs on standard output, all else on standard error.
+    # The same with pipes: outputs on standard output, everything else on standard error.
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     stdin = gzip.decompress(articles.read_bytes()).decode()
     done = run("generate", *flags, "--output_format=jsonl", stdin=stdin, stdout=ascii_only)
@@ -60,7 +60,7 @@ def test_json_lines_are_answered_by_json_lines(pair, articles, tmp_path):
     assert done.stdout.split("\n") == texts
 
 
-def test_tables_are_read_by_field_and_references_are_one(pair, tmp_path):
+def test_generate_reads_fields_and_references_of_tables(pair, tmp_path):
     rows = [["name", "en", "de"], ["1", 'the "dog",\nruns', "the dog"], [], ["2", "a man", "a man"]]
     for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
         with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:
@@ -81,7 +81,7 @@ def test_tables_are_read_by_field_and_references_are_one(pair, tmp_path):
         assert "BLEU" in json.loads((tmp_path / "o" / "results.json").read_text())["rows"][0]["metric"]
 
 
-# Name and content of --input, flags, words. Nothing is loaded: there is no target.
+# Name and content of --input, flags, pattern of the error. The target is missing, so nothing is loaded.
 INVALID = [
     ("a.jsonl", b'{"text": "a"}\n{"text"\n', "", r"a.jsonl, line 2: must be JSON"),
     ("a.jsonl", b'"text"\n', "", r"a.jsonl, line 1: must be a JSON object, got '\"text\"'"),
@@ -125,14 +125,14 @@ def test_generate_reports_invalid_input_in_a_sentence(tmp_path):
         done = run("generate", "--target=/nowhere/target", f"--input={tmp_path}/{name}", *flags.split())
         assert done.returncode, (name, flags)
         lines = done.stderr.strip().split("\n")
-        if "--seed" not in flags:  # absl's own, with a hint
+        if "--seed" not in flags:  # absl reports these, with a hint
             assert len(lines) == 1 and "--traceback" in lines[0], done.stderr
         assert re.search(words, done.stderr) and "Traceback" not in done.stderr, (words, done.stderr)
         (tmp_path / name).unlink()
 
 
-def test_long_lines_are_named_together_and_read_with_the_flag(pair, tmp_path):
-    """Lines of up to 1,500 tokens; blank ones count."""
+def test_generate_lists_long_lines_and_reads_them_with_the_flag(pair, tmp_path):
+    """Tests lines of up to 1,500 tokens; blank lines count."""
     words = "the dog runs in the park a man sits in blue snow"
     lines = ["the dog", "", " ".join([words] * 20), "a man", " ".join([words] * 38)]
     (tmp_path / "long.txt").write_text("\n".join(lines))
@@ -165,7 +165,7 @@ def test_generate_checks_memory_before_loading(pair):
     assert "to load" not in done.stdout + done.stderr
 
 
-def test_a_generation_config_states_options_and_flags_win(pair, tmp_path):
+def test_generate_overrides_a_generation_config_with_flags(pair, tmp_path):
     stated = {"max_new_tokens": 3, "suppress_tokens": [5], "no_repeat_ngram_size": 2, "num_beams": 4}
     (tmp_path / "generation_config.json").write_text(json.dumps(stated))
     flags = [f"--target={pair}/target", "--nocompare", "--output_format=jsonl"]
@@ -188,7 +188,7 @@ def closed_pipe():
     return os.fdopen(writer, "w")
 
 
-def test_a_closed_pipe_ends_quietly_and_files_are_written(pair, tmp_path):
+def test_generate_ends_quietly_on_a_closed_pipe(pair, tmp_path):
     flags = [f"--target={pair}/target", "--nocompare", *SHORT]
     with closed_pipe() as pipe:
         done = run("generate", *flags, f"--output={tmp_path}", stdin="the dog\na man\n", stdout=pipe)
@@ -199,7 +199,7 @@ def test_a_closed_pipe_ends_quietly_and_files_are_written(pair, tmp_path):
     assert done.returncode == 141 and "Traceback" not in done.stderr
 
 
-def test_a_console_without_unicode_loses_nothing(pair, tmp_path):
+def test_generate_escapes_characters_that_a_console_lacks(pair, tmp_path):
     console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     flags = [f"--target={pair}/target", "--repeats=0", *SHORT, f"--output={tmp_path}"]
     done = run("generate", *flags, stdin="the dög \U0001f415\n", stdout=console)
@@ -208,7 +208,7 @@ def test_a_console_without_unicode_loses_nothing(pair, tmp_path):
 
 
 def test_generate_locks_output_and_reports_what_is_kept_on_ctrl_c(pair, tmp_path):
-    """As a program of its own, which is halted while the second one asks."""
+    """Runs a separate process, which is stopped while the second starts."""
     sources, out = tmp_path / "sources", tmp_path / "out"
     sources.write_text("the dog runs in the park\n" * 4000)
     flags = [f"--target={pair}/target", f"--input={sources}", f"--output={out}", "--nocompare"]

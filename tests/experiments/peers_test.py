@@ -1,4 +1,4 @@
-"""Peers: ours and torch on tiny random T5s, forced drafts, and what a missing library is called."""
+"""Peers on tiny random T5s, forced drafts, and missing libraries."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def greedy(network, **options):
     return done.tokens[0, : done.length[0]].tolist(), done
 
 
-def test_transformers_plain_assisted_and_with_lookup_emit_our_tokens(network, tmp_path):
+def test_transformers_arms_emit_our_tokens(network, tmp_path):
     pytest.importorskip("torch")
     convert.save(tmp_path, CONFIG, network.params)
     case = types.SimpleNamespace(
@@ -48,7 +48,7 @@ def test_transformers_plain_assisted_and_with_lookup_emit_our_tokens(network, tm
         assert arm(0) == expected, name
 
 
-def test_missing_libraries_are_named(monkeypatch, tmp_path):
+def test_peer_arms_report_missing_libraries(monkeypatch, tmp_path):
     for package in peer_arms.PACKAGES:
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "experiments.lib.onnx_peer", raising=False)
@@ -57,7 +57,7 @@ def test_missing_libraries_are_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("alpha", "num_rounds"), [(0.0, 12), (1.0, 4)])
-def test_forced_drafts_are_accepted_as_drawn_and_change_no_token(network, alpha, num_rounds):
+def test_forced_drafter_is_accepted_as_drawn_and_changes_no_token(network, alpha, num_rounds):
     expected, _ = greedy(network, eos_ids=())
     tokens = synthetic.forced_tokens([expected], alpha, CONFIG.vocab_size, 0)
     drafter = synthetic.ForcedDrafter(drafters.ModelDrafter(network, 2), tokens)
@@ -65,12 +65,12 @@ def test_forced_drafts_are_accepted_as_drawn_and_change_no_token(network, alpha,
     assert found == expected and int(done.stats.num_rounds[0]) == num_rounds
 
 
-def test_memory_is_read_at_some_speed():
+def test_read_bandwidth_is_positive():
     assert memory_floor.read_bandwidth(1 << 16) > 0
 
 
 @pytest.mark.slow
-def test_peers_of_a_shape(tmp_path):
+def test_peers_compares_a_shape(tmp_path):
     done = run(
         "peers",
         "--shape=1x64",
@@ -89,6 +89,6 @@ def test_peers_of_a_shape(tmp_path):
     autoregressive, forced_row, *others = rows
     assert autoregressive["same_rows"] == forced_row["same_rows"] == "1 of 1"
     assert forced_row["tokens_per_target_call"] == 3 and "forced" in forced_row["arm"]
-    said = {row["ms_per_token"] for row in others if "same_rows" not in row}
-    assert said <= {peer_arms.NO_DRAFT, peer_arms.NOT_INSTALLED} and said
+    reasons = {row["ms_per_token"] for row in others if "same_rows" not in row}
+    assert reasons <= {peer_arms.NO_DRAFT, peer_arms.NOT_INSTALLED} and reasons
     assert floor["floor_ms"] > 0 and (tmp_path / "peers.png").exists()

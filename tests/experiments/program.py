@@ -1,4 +1,4 @@
-"""Runs an experiment to its end: in this process, or as a program of its own."""
+"""Runs an experiment in this process, or starts it in another."""
 
 import contextlib
 import io
@@ -15,12 +15,12 @@ from unittest import mock
 from absl import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
-# As a user's: programs are optimised.
+# Programs are optimized, as for a user.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
 class Done(NamedTuple):
-    """What is left of a run."""
+    """The result of a run."""
 
     returncode: int
     stdout: str
@@ -28,10 +28,10 @@ class Done(NamedTuple):
 
 
 def run(name: str, *given: str, stdin: str = "", stdout: io.TextIOBase | None = None) -> Done:
-    """Runs `python -m experiments.NAME GIVEN...` in this process, where its imports and programs are kept.
+    """Runs `python -m experiments.NAME GIVEN...` in this process, which keeps imports and compiled programs.
 
     Args:
-      stdout: in place of one that is returned.
+      stdout: where to write instead of returning it.
     """
     code, out, err = 0, io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
@@ -49,7 +49,7 @@ def run(name: str, *given: str, stdin: str = "", stdout: io.TextIOBase | None = 
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Takes the modules and flags of experiments out of this process, and puts them back."""
+    """Removes the modules and flags of experiments from this process, and restores them after."""
     modules, own = _take_modules(), _take_flags()
     try:
         yield
@@ -68,7 +68,7 @@ def _take_flags() -> dict[str, flags.Flag]:
     """Removes the flags of experiments, not those of libraries that an experiment imports."""
     taken = {}
     for name in list(flags.FLAGS):
-        # A script's own are defined by its file; put back, a flag is of no module.
+        # Flags of a script belong to its file; restored flags belong to no module.
         module = flags.FLAGS.find_module_defining_flag(name, "experiments.")
         if module.startswith(("experiments.", str(ROOT / "experiments"))):
             taken[name] = flags.FLAGS[name]

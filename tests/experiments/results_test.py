@@ -1,4 +1,4 @@
-"""Tables as a person sees them."""
+"""Tables on the screen and in table.md, the report, and figures."""
 
 import io
 import json
@@ -13,8 +13,8 @@ from experiments.lib import legend, results
 from tests.experiments.program import ROOT, run
 
 
-def test_brackets_in_a_table_are_text():
-    """Not markup, which would vanish."""
+def test_show_prints_brackets_as_text():
+    """Markup would vanish."""
     for show in (results.show, results.show_lines):
         console = Console(width=80, record=True)
         show(console, "peers", [{"arm": "pip install -e '.[peers]'"}])
@@ -27,7 +27,7 @@ def published():
         yield path, json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_every_published_column_has_a_header_of_its_own_and_a_meaning():
+def test_legend_has_a_distinct_header_for_every_published_column():
     """The columns named c=... are explained by the one before them."""
     for path, document in published():
         names = {name for row in document["rows"] for name in row if not name.startswith("c=")}
@@ -36,7 +36,7 @@ def test_every_published_column_has_a_header_of_its_own_and_a_meaning():
         assert len({legend.header(name) for name in names}) == len(names), path
 
 
-def test_table_md_has_headers_in_words_and_the_fields_in_its_legend(tmp_path):
+def test_write_heads_table_md_in_words_and_explains_fields(tmp_path):
     rows = [{"num_draft": 5, "peak_gib": 1.5, "some_field": "a|b"}, {"num_draft": 7}]
     results.write(tmp_path, "compile", rows)
     lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
@@ -46,8 +46,8 @@ def test_table_md_has_headers_in_words_and_the_fields_in_its_legend(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"] == rows
 
 
-def test_the_widest_published_table_is_readable_at_80_columns():
-    """No line is longer, and no word of a header and no number is broken."""
+def test_show_breaks_no_word_and_no_number_at_80_columns():
+    """Tests the widest published table: no longer line, no broken word of a header, no broken number."""
     documents = [document for _, document in published()]
     rows = max(
         (document["rows"] for document in documents), key=lambda rows: len({k for r in rows for k in r})
@@ -64,7 +64,7 @@ def test_the_widest_published_table_is_readable_at_80_columns():
             assert words >= {str(x) for x in row.values() if isinstance(x, int)}
 
 
-def test_a_table_that_fits_is_a_line_a_row_and_another_is_transposed():
+def test_show_lines_transposes_a_table_that_does_not_fit():
     rows = [{"alpha": 0.5 + i / 100, "num_draft": i, "fits": "yes"} for i in range(3)]
     rows[1].pop("fits")
     for width, expected in ((80, [["0.5", "0", "yes"], ["0.51", "1", "-"]]), (22, [["fits", "yes"]])):
@@ -88,8 +88,8 @@ def test_report_takes_headers_of_the_template_or_of_the_legend(tmp_path):
     assert report.table(tmp_path, match) == "Not run (nothing).\n"
 
 
-def test_marks_of_figures_stand_where_they_belong(tmp_path, monkeypatch):
-    """The paper's measurements on its own chip's bars, and lines that no label cuts."""
+def test_figures_place_their_marks(tmp_path, monkeypatch):
+    """Tests that the paper's measurements are on the bars of its chip, and that no label cuts a line."""
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *at, **how: (figures.append(self), save(self, *at, **how))
@@ -97,7 +97,7 @@ def test_marks_of_figures_stand_where_they_belong(tmp_path, monkeypatch):
     for name in ("roofline", "theory"):
         done = run(name, f"--output={tmp_path}/{name}")
         assert done.returncode == 0, done.stderr
-        assert "\n\nColumns:\n\n- `" in (tmp_path / name / "table.md").read_text(encoding="utf-8")
+        assert "\n\nColumns:\n\n- " in (tmp_path / name / "table.md").read_text(encoding="utf-8")
     bars, maps = figures
     (axis,) = bars.axes
     spans = [segment[:, 0] for lines in axis.collections for segment in lines.get_segments()]

@@ -1,4 +1,4 @@
-"""A target's outputs are kept in a file, for the target that made them."""
+"""Outputs of a target in a file, which belong to the weights of that target."""
 
 import jax
 import pytest
@@ -17,12 +17,12 @@ OPTIONS = dict(temperature=0.0, seed=0, max_new_tokens=8)
 
 @pytest.fixture(scope="module")
 def targets():
-    """Two of one shape, as if the second had been trained into the first one's directory."""
+    """Returns two targets of one shape, as if the second was trained into the directory of the first."""
     params = (jax.tree.map(lambda x: 2 * x, random_params(CONFIG, seed)) for seed in (0, 1))
     return [Model(t5.T5Network(each, CONFIG), None) for each in params]
 
 
-def test_outputs_of_a_changed_target_are_made_anew(targets, tmp_path):
+def test_outputs_of_a_changed_target_are_generated_again(targets, tmp_path):
     console, path = Console(quiet=True), tmp_path / "outputs.json"
     first, second = (
         resuming.outputs(console, target, "directory", PAIRS, path, **OPTIONS) for target in targets

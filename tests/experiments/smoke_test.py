@@ -1,4 +1,4 @@
-"""Each experiment runs from its flags, on a tiny pair made here."""
+"""Runs each experiment from its flags, on a tiny pair."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from tests.experiments.program import run, start
 pytestmark = pytest.mark.slow
 
 
-def test_generate_compares_both_arms_and_answers_line_by_line(pair, tmp_path):
-    """As a program of its own, compiled as a user's."""
+def test_generate_compares_both_arms_and_answers_each_line(pair, tmp_path):
+    """Runs a separate process with optimized programs, as for a user."""
     program = start(
         "generate",
         f"--target={pair}/target",
@@ -47,7 +47,7 @@ def test_generate_without_a_draft_decodes_autoregressively(pair, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["num_examples"] == 1
 
 
-def test_generate_once_is_killed_and_goes_on(pair, tmp_path):
+def test_generate_resumes_after_a_kill(pair, tmp_path):
     sources = "".join(f"{' '.join(WORDS[: 1 + i % 9])}\n" for i in range(60)) + "\nthe dog\n"
     (tmp_path / "sources").write_text(sources)
 
@@ -89,7 +89,7 @@ def test_throughput_compares_refilled_rows_with_fixed_ones(pair, tmp_path):
     assert autoregressive["speedup"] > 0 and (tmp_path / "throughput.png").exists()
 
 
-def test_generate_with_no_text_says_so(pair):
+def test_generate_raises_without_text(pair):
     done = run("generate", f"--target={pair}/target", stdin="\n")
     assert done.returncode != 0 and "must contain text" in done.stderr
 
@@ -150,7 +150,7 @@ def test_losslessness_draws_tests_and_plots(pair, tmp_path):
     assert (tmp_path / "losslessness.png").stat().st_size > 10_000
 
 
-def test_choose_draft_ranks_candidates_and_says_when_none_pays(pair, tmp_path):
+def test_choose_draft_ranks_and_measures_candidates(pair, tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("the dog\na man runs\nblue snow in the park\n")
     done = run(
@@ -191,7 +191,7 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         assert row["speedup"] > 0 and 0 < row["latency_p50_s"] <= row["latency_p90_s"]
         assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
     for name in ("alpha", "tokens_per_target_call"):
-        assert rows[0][name] == rows[1][name]  # a row of a batch does not depend on its mates
+        assert rows[0][name] == rows[1][name]  # a row does not depend on the others in its batch
     again = run("speedup", f"--pair={one}", *common, "--repeats=0", f"--output={tmp_path}/again")
     assert again.returncode == 0, again.stderr
     (repeated,) = json.loads((tmp_path / "again" / "results.json").read_text())["rows"]

@@ -1,4 +1,4 @@
-"""Forced acceptance: the length is set by Bernoulli draws, everything else is the rule's."""
+"""Forced acceptance: Bernoulli draws set the length, and the rule everything else."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from specjax.types import Draft
 
 
 def verified(rule, num_rows=2000, num_draft=3):
-    """Returns results on drafts that the target would never have drawn."""
+    """Returns results on drafts that have probability 0 under the target."""
     probs = jnp.zeros((num_rows, num_draft + 1, 4)).at[:, :, 0].set(1.0)
     draft = Draft(
         tokens=jnp.full((num_rows, num_draft), 3, jnp.int32),
@@ -24,7 +24,7 @@ def verified(rule, num_rows=2000, num_draft=3):
     return jax.jit(lambda: rule(draws, draft, probs))()
 
 
-def test_forced_draws_and_not_the_rule_decide_the_length():
+def test_forced_replaces_the_length_of_the_rule():
     assert int(verified(acceptance.speculative).num_accepted.max()) == 0
     result = verified(Forced(acceptance.speculative, 0.6))
     np.testing.assert_array_equal(result.next_token, verified(acceptance.speculative).next_token)
@@ -34,7 +34,7 @@ def test_forced_draws_and_not_the_rule_decide_the_length():
     assert (abs(found - expected) < 4 * error).all()
 
 
-def test_forced_has_no_name_and_is_lossy():
-    with pytest.raises(ValueError, match="--rule=forced"):
+def test_forced_is_lossy_and_has_no_name():
+    with pytest.raises(ValueError, match="`--rule` must be one of .*, got forced"):
         parse.rule("forced:0.8")
     assert not Forced(acceptance.speculative, 0.8).is_lossless

@@ -1,4 +1,4 @@
-"""Several tasks in one training run."""
+"""Training on several tasks."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from experiments.lib import tasks
 from tests.experiments import program
 
 
-def test_a_mixture_names_tasks_and_how_often_an_epoch_has_them():
+def test_parse_mixture_returns_tasks_and_their_multiples():
     assert tasks.parse_mixture(["multi30k_en_de:2", "scitldr"]) == {"multi30k_en_de": 2, "scitldr": 1}
     for parts, message in {
         ("chess",): "`--task` must be some of cnn_dailymail.*, got chess",
@@ -18,8 +18,8 @@ def test_a_mixture_names_tasks_and_how_often_an_epoch_has_them():
             tasks.parse_mixture(parts)
 
 
-def test_two_tasks_are_trained_together_and_validated_apart(corpus, tmp_path):
-    """The second has no validation pairs of its own; its tokenizer is trained on both."""
+def test_train_mixes_tasks_and_validates_each(corpus, tmp_path):
+    """The second task has no validation pairs; the tokenizer is trained on both."""
     folder = corpus / "en_de_more"
     folder.mkdir(exist_ok=True)
     for language in ("en", "de"):

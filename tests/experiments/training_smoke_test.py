@@ -1,4 +1,4 @@
-"""The experiments that train run from their flags, stop and go on, on a tiny pair made here."""
+"""Runs, interrupts and resumes the experiments that train, on a tiny pair."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def test_train_exports_a_checkpoint_and_resumes(corpus, tmp_path):
 
 
 def test_train_fine_tunes_decodes_and_exports_the_best_step(pair, tmp_path):
-    """A rate that ruins the model: the first report is the best, and two worse ones end the run."""
+    """Uses a rate that ruins the model: the first report is the best, and two worse ones stop the run."""
     done = train(
         pair,
         tmp_path,
@@ -110,7 +110,7 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
     ]
     first = run("distill", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
-    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
+    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if interrupted before
     second = run("distill", *flags, "--num_steps=4")
     assert "resumed at step 2" in second.stdout and "step 4/4" in second.stdout, second.stderr
     other = run("distill", *flags, "--num_steps=6")
@@ -124,7 +124,7 @@ def test_distill_trains_arms_side_by_side_and_resumes(pair, tmp_path):
 
 
 def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
-    """Medusa, whose tree and an int8 twin and n-grams then draft, without a draft model."""
+    """Trains Medusa heads, then drafts without a draft model: their tree, int8 and lookahead."""
     flags = [
         f"--target={pair}/target",
         f"--data_dir={pair}",
@@ -141,7 +141,7 @@ def test_train_heads_trains_resumes_and_its_heads_draft(pair, tmp_path):
     ]
     first = run("train_heads", *flags, "--num_steps=4")
     assert "step 2/4" in first.stdout and first.returncode == 0, first.stderr
-    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been stopped before
+    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if interrupted before
     whole = (tmp_path / "heads" / "heads.safetensors").read_bytes()
     second = run("train_heads", *flags, "--num_steps=4")
     assert "resumed at step 2" in second.stdout, second.stderr
