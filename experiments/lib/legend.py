@@ -135,7 +135,7 @@ _FIELDS = {
         "bandwidth reached (GB/s)", "bytes that a decoding step reads, over its measured time"
     ),
     "verify_cost_measured": Field("v(7), measured", "v of a target call on eight tokens, measured"),
-    "verify_cost_on_paper": Field("v(7), on paper", "v if a call took as long for any number of tokens"),
+    "verify_cost_on_paper": Field("v(7), on paper", "v if the time of a call does not depend on its tokens"),
     "c_with_launches": Field("c with launches", "c if each kernel takes --launch_us at least"),
     "predicted_speedup_with_launches": Field(
         "predicted speed-up with launches", "predicted speed-up if each kernel takes --launch_us at least"

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: results.json (schema 1), table.md, a figure; and tables on screen."""
+"""Results of an experiment: results.json (schema 1), table.md, a figure, and tables on the screen."""
 
 import datetime
 import importlib.metadata
@@ -25,12 +25,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def num_cores() -> int:
-    """Returns the cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hardware() -> str:
-    """Returns the machine in words."""
+    """Returns a description of the machine."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         return f"{jax.device_count()} x {device.device_kind}"
@@ -48,9 +48,14 @@ def save(
     plot: Callable[[], Any] | None = None,
     more: Sequence[str] = (),
 ) -> None:
-    """Writes results.json, table.md and the figure that `plot` returns into `output`; None: nothing.
+    """Writes results.json, table.md and the figure of `plot` to the directory `output`, and prints that.
 
     Args:
+      console: where to print.
+      output: the directory; None or empty: nothing is written.
+      experiment: name of the experiment.
+      rows: rows of the table.
+      plot: makes the figure; None: no figure.
       more: see `write`.
     """
     if not output:
@@ -63,10 +68,13 @@ def save(
 
 
 def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequence[str] = ()) -> None:
-    """Writes results.json and table.md, its columns explained below it, into the directory `output`.
+    """Writes results.json, and table.md with its legend, to the directory `output`.
 
     Args:
-      more: packages whose versions count as well; a missing one is recorded as "not installed".
+      output: the directory.
+      experiment: name of the experiment.
+      rows: rows of the table.
+      more: further packages whose versions to record; a missing one is "not installed".
     """
     folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,12 +99,12 @@ def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequenc
 
 
 def command(experiment: str) -> str:
-    """Returns the command of this run, as a shell takes it."""
+    """Returns the command of this run, quoted for a shell."""
     return shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]])
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a file whole."""
+    """Writes a file, complete or not at all."""
     write_whole({path: lambda part: part.write_text(text, encoding="utf-8")})
 
 
@@ -108,7 +116,7 @@ def _version(package: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: "inf", "-inf", "nan" are written as text."""
+    """Returns a value for JSON: infinity and NaN as the text "inf", "-inf" or "nan"."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -168,7 +176,7 @@ def show_lines(console: Console, title: str, rows: Rows) -> None:
 
 
 def _fits(console: Console, columns: Sequence[Sequence[str]], wrap: int = 0) -> bool:
-    """Returns whether columns fit in the width with no piece broken, and none narrower than `wrap` needs."""
+    """Returns whether columns fit in the width, with no piece broken and no cell wrapped before `wrap`."""
     return sum(_narrowest(column, wrap) for column in columns) <= _available(console, len(columns))
 
 
@@ -200,9 +208,9 @@ def _print_table(console: Console, title: str, columns: Sequence[Sequence[str]],
     while sum(widths) > _available(console, len(columns)):
         excess = [width if width > least else 0 for width, least in zip(widths, narrowest, strict=True)]
         if not any(excess):
-            break  # a piece is longer than the line: it is folded
+            break  # a piece is longer than the line, and is folded
         widths[excess.index(max(excess))] -= 1
-    table = Table(title=title)  # cells are `Text`: brackets in them are no markup
+    table = Table(title=title)  # cells are `Text`, in which brackets are not markup
     texts = [[Text(_wrapped(cell, width)) for cell in c] for c, width in zip(columns, widths, strict=True)]
     for i, column in enumerate(texts):
         table.add_column(column[0], overflow="fold", justify=justify if i else "left", min_width=widths[i])
@@ -215,7 +223,7 @@ def _print_table(console: Console, title: str, columns: Sequence[Sequence[str]],
 
 
 def subplots(rows: int, columns: int, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """Returns a figure without a screen, and its axes; `options` as of `Figure.subplots`."""
+    """Returns a figure that needs no screen, and its axes; `options` are those of `Figure.subplots`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize, layout="constrained")
@@ -223,5 +231,5 @@ def subplots(rows: int, columns: int, figsize: tuple[float, float], **options: A
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
-    """Writes a PNG whole."""
+    """Writes a PNG, complete or not at all."""
     write_whole({path: lambda part: figure.savefig(part, dpi=120, format="png")})
