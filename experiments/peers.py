@@ -2,7 +2,7 @@
 
   python -m experiments.peers --flagfile=configs/peers.flags
 
-Decoding is greedy, at batch 1, end to end (encoder included, tokenization excluded), with the same number of
+Decoding is greedy, at batch 1, end to end (encoder included, tokenizing excluded), with the same number of
 threads. All arms take turns, and their tokens are compared with those of our autoregressive decoding. --shape
 uses random weights, and every row runs to --max_new_tokens; our drafts are then forced, which is a benchmark
 and not a sampler. A second table has the floor: the least time in which a token's weights can be read.

@@ -15,7 +15,7 @@ from unittest import mock
 from absl import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Programs are optimized, as for a user.
+# Programs are optimised, as for a user.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 

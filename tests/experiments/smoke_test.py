@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_generate_compares_both_arms_and_answers_each_line(pair, tmp_path):
-    """Runs a separate process with optimized programs, as for a user."""
+    """Runs a separate process with optimised programs, as for a user."""
     program = start(
         "generate",
         f"--target={pair}/target",

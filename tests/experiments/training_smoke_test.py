@@ -188,4 +188,4 @@ def test_train_ngram_writes_a_table_that_drafts(pair, tmp_path):
     (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
     assert row["identical_to_target"] == "2 of 2" and row["num_draft"] == "ngram:2"
     done = run("generate", *flags, "--temperature=0")
-    assert done.returncode == 2 and "needs an n-gram table: give --ngram=FILE" in done.stderr
+    assert done.returncode == 2 and "needs an n-gram table; give --ngram=FILE" in done.stderr
