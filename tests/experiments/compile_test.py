@@ -64,7 +64,7 @@ def test_hlo_finds_loops_kernels_and_collectives():
     (copy,) = [one for one in rounds.everything() if one.opcode == "copy"]
     assert copy.num_bytes == 16  # the result only
     assert [one.target for one in rounds.everything() if one.is_in("verify")] == ["Special"]
-    with pytest.raises(ValueError, match="no loop of the greedy program"):
+    with pytest.raises(ValueError, match="must have a loop of the greedy program"):
         hlo.Module.parse(TEXT).rounds("greedy")
 
 
