@@ -1,4 +1,4 @@
-"""Speculative decoding for T5 in JAX and Flax: exactly the target's output distribution, sooner."""
+"""Speculative decoding for T5 in JAX and Flax: exactly the target's output distribution, in less time."""
 
 from specjax import acceptance, decode, drafters, sharding, types
 from specjax.api import generate, generate_all, stream

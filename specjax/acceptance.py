@@ -1,11 +1,11 @@
-"""Acceptance rules: they keep a path of a draft and choose the token after it.
+"""Acceptance rules: they accept a path of a draft and choose the token after it.
 
 Axes: B rows, K drafts of a chain, N nodes of a tree, V vocabulary. p is the target's distribution,
 q the draft's.
 
-A rule takes (draws, draft, target_probs): streams ACCEPT and NEXT of `draws`; a `Draft`; and
-`target_probs` `[B, N + 1, V]`, p after each token of the call. In the greedy program `match_argmax` takes the
-target's argmax ids in place of draws and p. Every result keeps at most `draft.num_drafted` tokens.
+A rule is called with (draws, draft, target_probs): it uses the streams ACCEPT and NEXT of `draws`, and
+`target_probs` `[B, N + 1, V]` is p after each token of the call. The greedy program calls `match_argmax` with
+the target's argmax ids instead. At most `draft.num_drafted` tokens are accepted.
 
 | rule | verifies | distribution of the output |
 | --- | --- | --- |
@@ -35,9 +35,9 @@ from specjax.types import AcceptanceResult, AcceptanceRule, Draft, Draws
 class Speculative(AcceptanceRule):
     """The token-wise rule: the output has exactly the distribution p (Leviathan et al. 2023, algorithm 1).
 
-    Draft i is accepted with probability min(1, p_i(x) / q_i(x)) while all before it were. The
-    token after the accepted ones comes from the residual max(p - q, 0), or from p when nothing
-    was rejected. A tree is verified by `multi_round`, which is the same rule for several candidates.
+    Draft i is accepted with probability min(1, p_i(x) / q_i(x)) if all drafts before it were accepted. The
+    next token is drawn from the residual max(p - q, 0), or from p if nothing was rejected. Trees are verified
+    by `multi_round`, which extends the rule to several candidates.
     """
 
     is_lossless = True
@@ -58,15 +58,15 @@ speculative = Speculative()
 class Lenient(AcceptanceRule):
     """Lossy, not distribution-preserving: accepts with probability min(1, p / (lenience * q)).
 
-    Leviathan et al. 2023, appendix A.5. The residual stays as it is, so no token becomes more than
-    1 / lenience times as likely as under p. Chains only. Note: greedy rows have one-hot p and q,
-    for which lenience changes nothing.
+    Leviathan et al. 2023, appendix A.5. The residual is unchanged, so no token becomes more than
+    1 / lenience times as likely as under p. Chains only. Note: for greedy rows p and q are one-hot, and
+    lenience has no effect.
 
     Attributes:
       lenience: in (0, 1]; 1 is the lossless rule.
 
     Raises:
-      ValueError: lenience is out of its range.
+      ValueError: lenience is out of range.
     """
 
     lenience: float
@@ -79,7 +79,7 @@ class Lenient(AcceptanceRule):
 
     @property
     def is_lossless(self) -> bool:
-        """At 1 it is the token-wise rule."""
+        """Whether lenience is 1, which makes it the token-wise rule."""
         return self.lenience == 1
 
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
@@ -88,7 +88,7 @@ class Lenient(AcceptanceRule):
 
 
 def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: float) -> AcceptanceResult:
-    """Accepts draft by draft with probability p / (lenience * q) and keeps the leading run."""
+    """Accepts each draft with probability p / (lenience * q) and keeps the leading run of accepted ones."""
     num_draft = draft.tokens.shape[1]
     p, q = _at_drafts(draft, target_probs)
     probability = p / jnp.where(q > 0, lenience * q, 1.0)  # above 1: always accepted
@@ -99,13 +99,13 @@ def _token_wise(draws: Draws, draft: Draft, target_probs: jax.Array, lenience: f
 
 
 def leading_run(accepted: jax.Array, num_drafted: jax.Array) -> jax.Array:
-    """How many of the first `num_drafted` `[B]` entries of `accepted` `[B, K]` precede a False."""
+    """Returns `[B]`, the number of leading True in the first `num_drafted` of `accepted` `[B, K]`."""
     proposed = jnp.arange(accepted.shape[1])[None, :] < num_drafted[:, None]
     return jnp.cumprod((accepted & proposed).astype(jnp.int32), axis=1).sum(1, dtype=jnp.int32)
 
 
 def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:
-    """q of a chain, `[B, K, V]`: one-hot where drafts are deterministic."""
+    """Returns q of a chain, `[B, K, V]`; it is one-hot if the drafts are deterministic."""
     if draft.probs is not None:
         return draft.probs
     return jax.nn.one_hot(draft.tokens, like.shape[-1], dtype=like.dtype)
@@ -114,10 +114,10 @@ def _draft_probs(draft: Draft, like: jax.Array) -> jax.Array:
 def next_weights(
     draft: Draft, target_probs: jax.Array, num_accepted: jax.Array, ratio: jax.Array | None = None
 ) -> jax.Array:
-    """Weights `[B, V]` of the token after the accepted ones of a chain.
+    """Returns the weights `[B, V]` of the token after the accepted ones of a chain.
 
-    The residual max(ratio p - q, 0), or p for the bonus; `ratio` `[B]` is the joint ratio of block
-    verification, None the 1 of the token-wise rule.
+    They are the residual max(ratio p - q, 0) after a rejection, and p for the bonus token. `ratio` `[B]` is
+    the joint ratio of block verification; None: 1, as in the token-wise rule.
     """
     target = _at_position(target_probs, num_accepted)
     num_draft = draft.tokens.shape[1]
@@ -133,29 +133,29 @@ def next_weights(
 
 
 def _at_drafts(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """p and q `[B, K]` of each draft of a chain."""
+    """Returns p and q `[B, K]` of each draft of a chain."""
     p = _at_tokens(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
     return p, jnp.ones_like(p) if draft.probs is None else _at_tokens(draft.probs, draft.tokens)
 
 
 def _at_tokens(probs: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Probabilities `[B, K]` of `tokens` `[B, K]` under `probs` `[B, K, V]`."""
+    """Returns the probabilities `[B, K]` of `tokens` `[B, K]` under `probs` `[B, K, V]`."""
     return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
 
 def _at_position(values: jax.Array, position: jax.Array) -> jax.Array:
-    """Each row's entry `[B, ...]` of `values` `[B, N, ...]` at its `position` `[B]`."""
+    """Returns each row's entry `[B, ...]` of `values` `[B, N, ...]` at its `position` `[B]`."""
     return values[jnp.arange(values.shape[0]), position]
 
 
 @dataclasses.dataclass(frozen=True)
 class Block(AcceptanceRule):
-    """Block verification: the distribution p, no fewer accepted drafts (Sun et al. 2024, algorithm 2).
+    """Block verification: lossless, and accepts no fewer drafts (Sun et al. 2024, algorithm 2).
 
-    A prefix of i drafts is kept for its joint ratio b_i = min(1, b_{i-1} p_i / q_i), not draft by
-    draft: a Bernoulli draw of probability h_i is made for every i, and the last that accepts decides,
-    whatever those before it did. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is
-    Z_i / (Z_i + 1 - b_i), and b_i at the last draft; the next token comes from w_i. Chains only.
+    The first i drafts are accepted together, by their joint ratio b_i = min(1, b_{i-1} p_i / q_i): for every
+    i a Bernoulli draw accepts with probability h_i, and the largest i that accepts decides, whatever the draws
+    of the smaller ones. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is
+    Z_i / (Z_i + 1 - b_i), or b_i at the last draft. The next token is drawn from w_i. Chains only.
     """
 
     is_lossless = True
@@ -183,7 +183,7 @@ block = Block()
 
 
 def _block_chances(draft: Draft, target_probs: jax.Array, b: jax.Array) -> jax.Array:
-    """h_1..h_K `[B, K]`: the chance of keeping the first i drafts, for joint ratios b_0..b_K."""
+    """Returns h_1..h_K `[B, K]`, the probabilities of accepting i drafts, for joint ratios b_0..b_K."""
     q = _draft_probs(draft, target_probs)
     mass = jnp.maximum(b[:, 1:-1, None] * target_probs[:, 1:-1] - q[:, 1:], 0.0).sum(-1)  # Z_1..Z_{K-1}
     slack = mass + 1 - b[:, 1:-1]
@@ -197,7 +197,7 @@ def _block_chances(draft: Draft, target_probs: jax.Array, b: jax.Array) -> jax.A
 
 
 class _Walk(NamedTuple):
-    """Where a row stands in a tree: at `position`, with the p and q `[B, V]` that are left there."""
+    """The state of each row's walk down a tree: its call position, and the remaining p and q `[B, V]`."""
 
     position: jax.Array
     num_accepted: jax.Array
@@ -206,7 +206,7 @@ class _Walk(NamedTuple):
     q: jax.Array | None
 
     def step(self, accepted: jax.Array, node: jax.typing.ArrayLike) -> "_Walk":
-        """The walk after `node` was `accepted` `[B] bool`; p and q are left to the caller."""
+        """Moves to `node` where it was `accepted` `[B] bool`; the caller updates p and q."""
         position = jnp.asarray(node, jnp.int32) + 1
         here = accepted[:, None] & (jnp.arange(self.path.shape[1])[None, :] == self.num_accepted[:, None])
         return self._replace(
@@ -218,14 +218,14 @@ class _Walk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MultiRound(AcceptanceRule):
-    """Recursive rejection over the children of a node: the distribution p, for trees and chains.
+    """Recursive rejection over the children of a node: the output distribution p, for trees and chains.
 
     With replacement: SpecInfer (Miao et al. 2024, algorithm 2). Without: recursive rejection (Jeon et al.
     2024, arXiv 2402.14160) and Sequoia (Chen et al. 2024, arXiv 2402.12374).
-    At a node, P = p and Q = q; each child x in the order drawn is accepted
-    with probability P(x) / Q(x), else P becomes max(P - Q, 0), normalised, and, where siblings were
-    drawn without replacement, Q loses x. When no child is accepted the next token comes from P.
-    Deterministic children have a one-hot Q each.
+    At a node, P = p and Q = q. Each child x, in the order drawn, is accepted with probability P(x) / Q(x).
+    If it is rejected, P becomes max(P - Q, 0), normalised, and, for siblings drawn without replacement, x is
+    removed from Q. If no child is accepted, the next token is drawn from P. The Q of a deterministic child
+    is one-hot.
     """
 
     is_lossless = True
@@ -239,7 +239,7 @@ class MultiRound(AcceptanceRule):
         rows = jnp.arange(num_rows)
 
         def verify(node: jax.Array, walk: _Walk) -> _Walk:
-            """Offers one node to the rows that stand at its parent."""
+            """Verifies one node in the rows whose walk is at its parent."""
             token = draft.tokens[:, node]
             offered = (tree.parents[:, node] == walk.position) & tree.valid[:, node]
             hot = jax.nn.one_hot(token, walk.p.shape[1], dtype=walk.p.dtype)
@@ -260,7 +260,7 @@ class MultiRound(AcceptanceRule):
             return walk.step(accepted[:, 0], node)._replace(p=p, q=q)
 
         walk = _start(draft, target_probs)
-        if num_nodes:  # a loop of no steps does not run under `jax.disable_jit`
+        if num_nodes:  # `jax.disable_jit` rejects a loop of no steps
             walk = jax.lax.fori_loop(0, num_nodes, verify, walk)
         path = None if draft.tree is None else walk.path
         return AcceptanceResult(walk.num_accepted, draws.choose(Stream.NEXT.at(0), walk.p), path)
@@ -276,25 +276,25 @@ def _start(draft: Draft, target_probs: jax.Array) -> _Walk:
 
 
 def _normalised(weights: jax.Array) -> jax.Array:
-    """`weights` `[B, V]` over their sum; all zero stays so."""
+    """Returns `weights` `[B, V]` divided by their sum; rows of zeros stay zero."""
     total = weights.sum(-1, keepdims=True)
     return weights / jnp.where(total > 0, total, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Typical(AcceptanceRule):
-    """Lossy, not distribution-preserving: accepts what the target finds likely enough.
+    """Lossy, not distribution-preserving: accepts drafts that are likely enough under the target.
 
-    Medusa (Cai et al. 2024, section 2.3.1): a draft x passes when p(x) > min(epsilon, delta exp(-H(p)))
-    with H the entropy in nats; the longest path on which all pass is kept, and the token after it is
-    the target's most likely one.
+    Medusa (Cai et al. 2024, section 2.3.1): a draft x passes if p(x) > min(epsilon, delta exp(-H(p))), where
+    H is the entropy in nats. The longest path on which all drafts pass is accepted, and the next token is the
+    target's most likely one.
 
     Attributes:
       epsilon: hard threshold, in (0, 1).
-      delta: of the threshold that depends on the entropy, above 0.
+      delta: factor of the threshold that depends on the entropy, above 0.
 
     Raises:
-      ValueError: one of them is out of its range.
+      ValueError: one of them is out of range.
     """
 
     epsilon: float = 0.09
@@ -309,7 +309,7 @@ class Typical(AcceptanceRule):
             raise ValueError(f"`delta` must be above 0 and finite, got {self.delta}")
 
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-        """See the class; nothing is drawn."""
+        """See the class; no random draws."""
         del draws
         tree = tree_lib.of(draft)
         entropy = -(target_probs * jnp.log(jnp.maximum(target_probs, 1e-30))).sum(-1)  # [B, N + 1]
@@ -321,10 +321,10 @@ class Typical(AcceptanceRule):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(AcceptanceRule):
-    """The form that every lossless rule takes at temperature 0, where p is one-hot; not valid above it.
+    """The rule at temperature 0, where p is one-hot and all lossless rules agree.
 
-    For callers who want to state that nothing is sampled: a temperature above 0 raises a ValueError. The
-    greedy program itself calls `match_argmax`.
+    For callers who require that nothing is sampled: with this rule a temperature above 0 raises a ValueError.
+    The greedy program itself calls `match_argmax`.
     """
 
     is_lossless = True
@@ -332,7 +332,7 @@ class Greedy(AcceptanceRule):
     name = "greedy"
 
     def __call__(self, draws: Draws, draft: Draft, target_probs: jax.Array) -> AcceptanceResult:
-        """See the class; nothing is drawn."""
+        """See the class; no random draws."""
         del draws
         return match_argmax(draft, sampling.argmax(target_probs))
 
@@ -341,7 +341,7 @@ greedy = Greedy()
 
 
 def match_argmax(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
-    """Verifies at temperature 0: p and q are one-hot, so ids are compared and nothing is drawn.
+    """Verifies a draft at temperature 0: p and q are one-hot, so ids are compared without random draws.
 
     Args:
       draft: a chain or a tree; `probs` is not read.
@@ -355,7 +355,7 @@ def match_argmax(draft: Draft, target_ids: jax.Array) -> AcceptanceResult:
 
 
 def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> AcceptanceResult:
-    """Keeps the longest path on which all `passed` `[B, N]`, the first of several, then the id there."""
+    """Accepts the longest path on which all nodes `passed` `[B, N]` (the first of equals)."""
     above = tree_lib.ancestors(tree_lib.of(draft))
     whole = jnp.pad(tree_lib.whole(above, passed), ((0, 0), (1, 0)), constant_values=True)
     depth = tree_lib.depths_of(above)
@@ -364,7 +364,7 @@ def _longest(draft: Draft, passed: jax.Array, target_ids: jax.Array) -> Acceptan
     on_path = _at_position(above, last)  # [B, N + 1]
     path = None
     if draft.tree is not None:
-        # The node of depth j + 1 is the one call position on the path with that depth.
+        # Each depth occurs once on the path, so a masked sum finds its call position.
         wanted = jnp.arange(1, draft.max_depth + 1)[None, :, None]
         found = on_path[:, None] & (depth[:, None] == wanted)
         path = jnp.where(found, jnp.arange(depth.shape[1])[None, None, :], 0).sum(-1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""The text level: text in, text out. Everything below works on token arrays."""
+"""The public API at text level: text in, text out. The modules below it work on token arrays."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ from specjax.texts import Output
 from specjax.types import AcceptanceRule, Drafter
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def generate(
     target: Model,
     prompts: Sequence[str],
@@ -50,21 +50,21 @@ def generate(
       prompts: encoder texts, task prefix included ("translate English to German: ...").
       drafter: for example `specjax.drafters.from_model(draft, num_draft=5)`; None: autoregressive decoding.
       rule: the acceptance rule where the temperature is above zero.
-      config: what is asked for; None: the defaults of `GenerationConfig`. A number is one for all prompts, or
-        one per prompt. A row's text depends on its own seed only.
+      config: the generation options; None: the defaults of `GenerationConfig`. Numbers apply to all prompts,
+        or are given one per prompt. A row's text depends on its own seed only.
       num_samples: samples per prompt.
-      decoder_prefix: text that every output (or each) must begin with; it is not returned.
+      decoder_prefix: one text that every output begins with, or one per prompt; it is not returned.
       truncate: cut sources that are too long instead of raising.
-      max_source_length: the most tokens of a source; None: that of the target, 512 unless `load` was given
-        another. Sources are padded to lengths that go on doubling.
+      max_source_length: the most tokens of a source; None: the target's limit, 512 unless `load` was given
+        another. Sources are padded to a few fixed lengths, which double beyond 512.
       on_round: called after every round with the ids that each row emitted in it.
-      **options: fields of `GenerationConfig`, in place of those of `config`.
+      **options: fields of `GenerationConfig`, which override those of `config`.
 
     Returns:
       One entry per prompt and sample, in the order of the prompts.
 
     Raises:
-      ValueError: an argument that cannot be used, named with its value and a remedy.
+      ValueError: an invalid argument; the message states its value and a remedy.
     """
     rows = _check_call(
         target,
@@ -82,7 +82,7 @@ def generate(
     return to_output(target.tokenizer, generation)
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def stream(
     target: Model,
     prompt: str,
@@ -97,8 +97,8 @@ def stream(
 ) -> Generator[str, None, Output]:
     """Generates the text of one prompt in pieces, as rounds complete them.
 
-    The pieces make up the text that `generate` returns. Leaving the loop ends the work: nothing runs between
-    two pieces.
+    Joined, the pieces are the text that `generate` returns. Nothing runs between two pieces, so leaving the
+    loop stops the generation.
 
     >>> import specjax
     >>> target = specjax.load("experiments/checkpoints/captions-target")
@@ -110,14 +110,14 @@ def stream(
     Args:
       target, drafter, rule, config, decoder_prefix, truncate, max_source_length: see `generate`.
       prompt: one encoder text.
-      **options: fields of `GenerationConfig`, in place of those of `config`.
+      **options: fields of `GenerationConfig`, which override those of `config`.
 
     Returns:
-      A generator of texts, none empty. Its own value (`output = yield from stream(...)`) is what `generate`
-      returns.
+      A generator of texts, none empty. Its return value (`output = yield from stream(...)`) is what
+      `generate` returns.
 
     Raises:
-      ValueError: an argument that cannot be used, when `stream` is called.
+      ValueError: an invalid argument; raised when `stream` is called.
     """
     if not isinstance(prompt, str):
         raise ValueError(f"`prompt` must be one text, got {prompt!r:.80}; specjax.generate takes several")
@@ -130,7 +130,7 @@ def stream(
 
 
 def _transferring(pieces: Generator[str, None, Output]) -> Generator[str, None, Output]:
-    """Yields the same pieces; transfers are meant while one is made, the user's setting holds in between."""
+    """Yields the same pieces; allows transfers while one is made and restores the user's setting between."""
     while True:
         with jax.transfer_guard("allow"):
             try:
@@ -141,7 +141,7 @@ def _transferring(pieces: Generator[str, None, Output]) -> Generator[str, None, 
 
 
 def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> Generator[str, None, Output]:
-    """Yields the text of a request of one row as far as it is settled after each round; returns all of it."""
+    """Yields the new final text of a one-row request after each round; returns the whole output."""
     program, inputs = request
     state, ids, given = decode.jitted_prefill(program, **inputs), [], ""
     for before, state in decode.rounds_on_host(program, state, stop_at=stop_at):  # noqa: B020
@@ -156,7 +156,7 @@ def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> 
     return output
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def generate_all(
     target: Model,
     prompts: Sequence[str],
@@ -176,26 +176,26 @@ def generate_all(
 ) -> Output:
     """Generates text for thousands of prompts by continuous batching (see `corpus`).
 
-    A row's text is what `generate` makes of it with its seed, whatever the batch size (up to near ties:
-    sources are padded to other lengths).
+    A row gets the text that `generate` returns for its seed, whatever the batch size. Near ties may differ,
+    since sources are padded to other lengths.
 
     Args:
       target, prompts, drafter, rule, config, num_samples, decoder_prefix, truncate, max_source_length: see
         `generate`.
       batch_size: rows decoded together.
-      num_refilled: rows that are refilled together once so many have finished; it divides `batch_size`, and a
-        mesh divides it. None: about an eighth.
-      journal: a file to which outputs are written as they come. A run that was killed goes on from it;
-        one that differs in anything that outputs depend on raises.
-      on_progress: called with the rows done so far, those of an earlier run among them, and the tokens
-        emitted in this run; first before it begins.
-      **options: fields of `GenerationConfig`, in place of those of `config`.
+      num_refilled: finished rows to wait for before they are refilled together. It must divide `batch_size`
+        and be a multiple of the mesh axis "data". None: about an eighth of `batch_size`.
+      journal: a file to which outputs are appended as rows finish. A run that was killed resumes from it;
+        resuming with other inputs or options raises.
+      on_progress: called with the rows done so far, including those of an earlier run, and the tokens
+        emitted in this run; the first call comes before decoding begins.
+      **options: fields of `GenerationConfig`, which override those of `config`.
 
     Returns:
       One entry per prompt and sample, in the order of the prompts.
 
     Raises:
-      ValueError: an argument that cannot be used, named with its value and a remedy.
+      ValueError: an invalid argument; the message states its value and a remedy.
     """
     rows = _check_call(
         target,
@@ -218,7 +218,7 @@ def generate_all(
     if journal is not None and jax.process_count() > 1:
         raise ValueError(f"`journal` must be None with several processes, got {journal}")
     lengths = list(map(len, rows.sources))
-    rows.request(max(lengths), [0] * num_refilled)  # whatever cannot be used raises before a journal begins
+    rows.request(max(lengths), [0] * num_refilled)  # invalid options raise before a journal is begun
     with corpus.Journal.open(journal, {} if journal is None else rows.digest()) as done:
         left = [i for i in range(len(lengths)) if i not in done.records]
         num_emitted, report = 0, on_progress or (lambda done, tokens: None)
@@ -237,7 +237,7 @@ def generate_all(
     return texts.from_records(target.tokenizer, [done.records[i] for i in range(len(lengths))])
 
 
-# What else the functions above take, for suggestions.
+# Arguments of the functions above, for suggestions after a misspelt option.
 _ALSO = (
     *("num_samples", "decoder_prefix", "truncate", "max_source_length"),
     *("on_round", "batch_size", "journal", "on_progress"),
@@ -245,15 +245,15 @@ _ALSO = (
 
 
 class _CheckedCall(NamedTuple):
-    """A checked call: one row for each prompt and sample, samples of a prompt side by side.
+    """The arguments of a call, checked: one row per prompt and sample, samples of a prompt side by side.
 
     Attributes:
       target, drafter, rule: as given.
-      config: numbers are one for all rows, or one per row.
+      config: numbers apply to all rows, or are given one per row.
       sources: ids of each row.
-      prefix, prefix_length: of the decoder, `[rows, P]` and `[rows]`.
+      prefix, prefix_length: the decoder prefix, `[rows, P]` and `[rows]`.
       seeds: `[rows] uint32`.
-      stop_at: where stop strings end a row; None without.
+      stop_at: finds where stop strings end a row; None without stop strings.
     """
 
     target: Model
@@ -272,7 +272,7 @@ class _CheckedCall(NamedTuple):
         return self.request(data.bucket(longest, data.source_buckets(longest)), range(len(self.sources)))
 
     def request(self, width: int, index: Sequence[int]) -> Request:
-        """Returns the request of rows `index`, their sources padded to `width`; all share a program."""
+        """Returns the request of rows `index`, sources padded to `width`; equal sizes share a program."""
         rows = np.asarray(index)
         config = dataclasses.replace(self.config.for_rows(rows, len(self.sources)), seed=self.seeds[rows])
         ids, mask = data.pad([self.sources[i] for i in rows], width, self.target.network.pad_id)
@@ -289,7 +289,7 @@ class _CheckedCall(NamedTuple):
         )
 
     def digest(self) -> dict[str, Any]:
-        """Returns what outputs depend on, for a journal to begin with."""
+        """Returns the header of a journal: a summary of all that outputs depend on."""
         digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
         static = jax.tree.structure((self.target.network, self.drafter))
         return {
@@ -316,7 +316,7 @@ def _check_call(
     max_source_length: int | None,
     options: dict[str, Any],
 ) -> _CheckedCall:
-    """Checks the arguments that `generate` and `generate_all` share; see there."""
+    """Checks the arguments that `generate`, `stream` and `generate_all` share."""
     config = decode.resolve(config, options, _ALSO)
     prompts = texts.check_prompts(prompts)
     check_loaded(target)
@@ -324,7 +324,7 @@ def _check_call(
         texts.check_vocabularies(target.network.vocabulary, drafter.vocabulary)
     _check_count("num_samples", num_samples)
     config.to_options(len(prompts), vocab_size=target.network.vocab_size)  # one per prompt, not per sample
-    config = config.without_neutral()  # once for all rows: what a few of them ask for must not compile anew
+    config = config.without_neutral()  # over all rows at once: a batch of neutral rows must not compile anew
     if num_samples > 1 and config.is_greedy:
         warnings.warn(f"`num_samples`={num_samples} equal samples: set a temperature above 0", stacklevel=3)
     limit = np.asarray(per_row("max_new_tokens", config.max_new_tokens, len(prompts), jnp.int32))
@@ -349,7 +349,7 @@ def _check_call(
 
 
 def sample_seeds(seed: Any, num_prompts: int, num_samples: int) -> jax.Array:
-    """Returns `[prompts * samples]` seeds: a prompt's samples differ, whatever else is in the batch."""
+    """Returns seeds `[prompts * samples]`: the samples of a prompt differ, independently of its batch."""
     seeds = row_seeds(seed, num_prompts)
     if num_samples == 1:
         return seeds

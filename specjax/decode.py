@@ -1,7 +1,7 @@
-"""Token-level `generate`: arguments checked and laid out, then rounds in a loop.
+"""Token-level `generate`: checks and lays out the arguments, then runs rounds in a loop.
 
-Everything between the prompt and the last token is one XLA program with fixed shapes. Below it are the same
-parts compiled one by one, for loops that run on the host.
+Everything from the prompt to the last token is one XLA program with fixed shapes. Its parts are also compiled
+separately, for loops that run on the host.
 
 Axes: B rows, K drafts, V vocabulary, T token slots, S source length, P width of the decoder prefix.
 """
@@ -24,7 +24,7 @@ from specjax.types import AcceptanceRule, Drafter, Network
 LENGTH_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 OnRound = Callable[[list[list[int]]], None]
-# (ids emitted so far, how many of them were there before this round) -> how many to keep, None for all
+# (ids emitted so far, how many of them before this round) -> how many to keep if the row ends, else None
 StopAt = Callable[[list[int], int], int | None]
 
 
@@ -32,11 +32,11 @@ class Generation(struct.PyTreeNode):
     """What `generate` returns.
 
     Attributes:
-      tokens: `[B, bucket]` emitted ids, without start token and prefix; the end token is kept,
-        the pad id follows.
-      log_probs: `[B, bucket] float32`, log softmax of the target's raw logits at each; 0 after.
+      tokens: `[B, bucket]` emitted ids, without start token and prefix, end token included; the pad id
+        beyond `length`.
+      log_probs: `[B, bucket] float32`, log softmax of the target's raw logits at each token; 0 beyond.
       processed_log_probs: `[B, bucket] float32`, log of the distribution sampled from (0 for greedy
-        rows, whose distribution is one-hot); 0 after.
+        rows, whose distribution is one-hot); 0 beyond.
       length: `[B]` number of emitted ids.
       finish_reason: `[B]`, a `round.FinishReason`.
       stats: counts per row.
@@ -51,7 +51,7 @@ class Generation(struct.PyTreeNode):
 
 
 class Request(NamedTuple):
-    """A checked request: what the jitted functions below take.
+    """A checked request: the arguments of the jitted functions below.
 
     Attributes:
       program: networks, rule and sizes.
@@ -62,7 +62,7 @@ class Request(NamedTuple):
     inputs: dict[str, Any]
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def generate(
     target: Network,
     source_ids: jax.Array | np.ndarray,
@@ -78,35 +78,35 @@ def generate(
     stop_at: StopAt | None = None,
     **options: Any,
 ) -> Generation:
-    """Decodes a batch, speculatively when a drafter is given; one compiled program.
+    """Decodes a batch in one compiled program, speculatively if a drafter is given.
 
     The output has the target's distribution whatever the drafter is (Leviathan et al. 2023);
     at temperature 0 it is the target's greedy output. May be called under the user's own
     `jax.jit`, with `length_bucket` given.
 
     Args:
-      target: the target network; nothing of its params is donated.
+      target: the target network; its params are not donated.
       source_ids: `[B, S] int32`.
       source_mask: `[B, S] bool`, True at real tokens.
-      drafter: what proposes tokens; None: autoregressive decoding.
+      drafter: proposes tokens; None: autoregressive decoding.
       rule: the acceptance rule where the temperature is above zero (see `acceptance`).
-      config: what is asked for; None: the defaults of `GenerationConfig`.
-      prefix: `[B, P] int32` decoder input so far, start token first; None: the start token alone.
-      prefix_length: `[B]` in 1..P; None: all of it.
-      length_bucket: slots for output, at least `max_new_tokens` (a traced one is cut to it). Static;
-        None: the smallest bucket that holds it.
+      config: the generation options; None: the defaults of `GenerationConfig`.
+      prefix: `[B, P] int32` decoder input so far, start token first; None: only the start token.
+      prefix_length: `[B]` in 1..P; None: P.
+      length_bucket: slots for output, at least `max_new_tokens` (cut to it under jit). Static; None: the
+        smallest bucket that holds `max_new_tokens`.
       on_round: called after every round with the ids that each row emitted in it; the loop then
         runs on the host, one jitted round at a time. Not under jit.
-      stop_at: called after every round for each row that emitted something, with all its ids and how many
-        of them were there before; returns how many to keep if the row ends there, else None. Runs
-        on the host as well.
-      **options: fields of `GenerationConfig`, in place of those of `config`.
+      stop_at: called after every round for each row that emitted tokens, with all its ids and their number
+        before the round; returns how many to keep if the row ends there, else None. The loop then runs on
+        the host as well.
+      **options: fields of `GenerationConfig`, which override those of `config`.
 
     Returns:
       A `Generation`.
 
     Raises:
-      ValueError: an argument that cannot be used, named with its value and a remedy.
+      ValueError: an invalid argument; the message states its value and a remedy.
     """
     config = resolve(config, options, ("prefix", "prefix_length", "length_bucket", "on_round", "stop_at"))
     if config.stop_strings:
@@ -128,11 +128,11 @@ def generate(
     return generate_requested(request, on_round, stop_at)
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def generate_requested(
     request: Request, on_round: OnRound | None = None, stop_at: StopAt | None = None
 ) -> Generation:
-    """`generate`, its arguments checked already."""
+    """Decodes a request whose arguments are checked; see `generate`."""
     program, inputs = request
     for name, function in {"on_round": on_round, "stop_at": stop_at}.items():
         if function is not None and not callable(function):
@@ -149,9 +149,9 @@ def generate_requested(
 
 
 def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 0) -> LoopState:
-    """Runs rounds until no more than `max_running` rows run: until every row has ended.
+    """Runs rounds until at most `max_running` rows are running; with 0, until every row has ended.
 
-    Greedy batches take a branch of their own, which draws nothing and makes no distribution.
+    Greedy batches take a separate branch, which draws nothing and computes no distribution.
     """
 
     def loop(sampled: bool, state: LoopState) -> LoopState:
@@ -164,17 +164,17 @@ def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 
 
 
 def step(program: Program, state: LoopState, sampled: bool) -> LoopState:
-    """`one_round` with this round's keys; `sampled` static: False is the greedy program."""
+    """Runs one round with its own keys; `sampled` is static, False for the greedy program."""
     return one_round(program, state, round_draws(state, sampled))
 
 
 def round_draws(state: LoopState, sampled: bool) -> draws.KeyDraws | None:
-    """Returns the keys of the round that comes next; None in the greedy program."""
+    """Returns the keys of the next round; None in the greedy program."""
     return draws.KeyDraws.of_round(state.seeds, state.stats.num_rounds) if sampled else None
 
 
 def finish(program: Program, state: LoopState) -> Generation:
-    """Cuts the result out of the loop's state."""
+    """Extracts the result from the loop's state."""
     start = state.context.length - state.stats.num_emitted
     index = start[:, None] + jnp.arange(program.length_bucket)[None, :]
     log_probs = jnp.take_along_axis(state.log_probs, index[..., None], axis=1)
@@ -190,11 +190,11 @@ def finish(program: Program, state: LoopState) -> Generation:
 
 @jax.jit
 def jitted_generate(program: Program, inputs: dict[str, Any]) -> Generation:
-    """A request from prefill to result, one compiled program."""
+    """Runs a request from prefill to result in one compiled program."""
     return finish(program, run(program, prefill(program, **inputs)))
 
 
-# The parts of it, compiled one by one: for loops on the host, and for timing.
+# The same parts compiled separately: for loops on the host, and for timing.
 jitted_prefill = jax.jit(prefill)
 jitted_run = jax.jit(run)
 jitted_finish = jax.jit(finish)
@@ -205,7 +205,7 @@ jitted_end_rows = jax.jit(end_rows)
 def rounds_on_host(
     program: Program, state: LoopState, max_running: int = 0, stop_at: StopAt | None = None
 ) -> Iterator[tuple[LoopState, LoopState]]:
-    """Yields the states before and after each round of `run`, one jitted round at a time."""
+    """Runs `run` one jitted round at a time; yields the states before and after each round."""
     sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
     while int(state.running.sum()) > max_running:
         before = state
@@ -222,7 +222,7 @@ def run_on_host(
     on_round: OnRound | None = None,
     stop_at: StopAt | None = None,
 ) -> LoopState:
-    """`run` driven from the host; see `generate` for both functions."""
+    """Runs `run` from the host; see `generate` for `on_round` and `stop_at`."""
     for before, state in rounds_on_host(program, state, max_running, stop_at):  # noqa: B020
         if on_round is not None:
             on_round(emitted(before, state))
@@ -236,7 +236,7 @@ def emitted(before: LoopState, after: LoopState) -> list[list[int]]:
 
 
 def _apply_stop(program: Program, before: LoopState, after: LoopState, stop_at: StopAt) -> LoopState:
-    """Asks `stop_at` about the rows that emitted tokens in this round, and ends them where it says."""
+    """Calls `stop_at` for each row that emitted tokens, and ends the row where it returns a count."""
     tokens, length, num_before, num_after = sharding.fetch(
         (after.context.tokens, after.context.length, before.stats.num_emitted, after.stats.num_emitted)
     )
@@ -259,7 +259,7 @@ def _apply_stop(program: Program, before: LoopState, after: LoopState, stop_at: 
 # ---- arguments, checked once
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def prepare(
     target: Network,
     source_ids: jax.Array | np.ndarray,
@@ -273,13 +273,13 @@ def prepare(
     length_bucket: int | None = None,
     **options: Any,
 ) -> Request:
-    """Checks the arguments of `generate` (described there) and lays them out, one entry per row."""
+    """Checks the arguments of `generate` and lays them out, one entry per row."""
     num_rows = _check_sources(source_ids, source_mask, target.vocab_size)
     config = resolve(config, options)
     limit = per_row("max_new_tokens", config.max_new_tokens, num_rows, jnp.int32)
     bucket = _check_bucket(config.max_new_tokens, length_bucket)
     eos_ids = _check_eos_ids(target, config)
-    # A draft whose vocabulary is padded further is cut to the same ids.
+    # Padding rows of the vocabulary are cut off, since a draft may be padded to another size.
     num_ids = target.num_ids or target.vocab_size
     row_options = config.to_options(num_rows, eos_ids, num_ids, target.vocab_size)
     if drafter is not None:
@@ -294,7 +294,7 @@ def prepare(
         prefix=prefix,
         prefix_length=prefix_length,
         options=row_options,
-        limit=jnp.minimum(limit, bucket),  # a traced one may be over it
+        limit=jnp.minimum(limit, bucket),  # a traced limit was not checked
         seeds=row_seeds(config.seed, num_rows),
     )
     if target.mesh is not None:
@@ -305,13 +305,13 @@ def prepare(
 def resolve(
     config: GenerationConfig | None, options: dict[str, Any], also: Sequence[str] = ()
 ) -> GenerationConfig:
-    """Returns `config`, or the defaults, with `options` in place of its own.
+    """Returns `config`, or the defaults, updated with `options`.
 
     Args:
-      also: the caller's own arguments, for suggestions.
+      also: further argument names of the caller, for suggestions.
 
     Raises:
-      ValueError: it is none, or an option that does not exist.
+      ValueError: `config` is not a `GenerationConfig`, or an option is unknown.
     """
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(f"`config` must be a GenerationConfig, got {config!r:.80}")
@@ -319,10 +319,10 @@ def resolve(
 
 
 def _check_sources(source_ids: Any, source_mask: Any, vocab_size: int) -> int:
-    """Returns B. Traced ids are not checked: one that does not exist reads some embedding."""
+    """Checks sources and returns B. Traced ids are not checked: an invalid one reads some other embedding."""
     shape = np.shape(source_ids)
     if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"`source_ids` must have shape [B, S], B and S at least 1, got {shape}")
+        raise ValueError(f"`source_ids` must have shape [B, S], with B and S at least 1, got {shape}")
     if np.shape(source_mask) != shape:
         raise ValueError(
             f"`source_mask` must have the shape of `source_ids`, {shape}, got {source_mask.shape}"
@@ -338,7 +338,7 @@ def _check_sources(source_ids: Any, source_mask: Any, vocab_size: int) -> int:
 
 
 def _check_eos_ids(target: Network, config: GenerationConfig) -> tuple[int, ...]:
-    """Returns the end tokens of the config, or else of the target."""
+    """Returns the end tokens of the config if given, else those of the target."""
     if config.eos_ids is None:
         return target.eos_ids
     ids = np.asarray(config.eos_ids, int if np.shape(config.eos_ids) == (0,) else None)
@@ -351,7 +351,7 @@ def _check_eos_ids(target: Network, config: GenerationConfig) -> tuple[int, ...]
 
 
 def _check_drafter(target: Network, drafter: Drafter) -> None:
-    """Raises a ValueError where a drafter cannot draft for a target."""
+    """Raises a ValueError if a drafter cannot draft for a target."""
     if not isinstance(drafter, Drafter):
         raise ValueError(
             f"`drafter` must be one of specjax.drafters, such as drafters.from_model(draft, 5), got "
@@ -365,17 +365,17 @@ def _check_drafter(target: Network, drafter: Drafter) -> None:
     both = [
         [x for x in jax.tree.leaves(one) if not isinstance(x, jax.core.Tracer)] for one in (target, drafter)
     ]
-    ours, theirs = map(sharding.mesh_of, both)  # traced params lie where the caller has put them
+    ours, theirs = map(sharding.mesh_of, both)  # traced params have no devices
     if all(both) and ours != theirs:
         raise ValueError(
-            f"`drafter` must lie on the target's mesh, {ours or 'one device'}, got {theirs or 'one device'}; "
-            "load the draft with mesh=target.mesh (and rules=sharding.REPLICATED where it is small), heads "
+            f"`drafter` must be on the target's mesh, {ours or 'one device'}, got {theirs or 'one device'}; "
+            "load the draft with mesh=target.mesh (and rules=sharding.REPLICATED if it is small), and heads "
             "with `load_heads`"
         )
 
 
 def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: jax.Array) -> AcceptanceRule:
-    """Returns the rule that runs: without a drafter nothing is verified, and tokens are drawn from p."""
+    """Checks and returns the rule; without a drafter it is `speculative`, which then draws from p."""
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(
             f"`rule` must be one of specjax.acceptance, such as acceptance.speculative, got {rule!r}"
@@ -395,7 +395,7 @@ def _check_rule(rule: AcceptanceRule, drafter: Drafter | None, temperature: jax.
 def _check_prefix(
     prefix: Any, prefix_length: Any, num_rows: int, start_id: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns `[B, P]` and `[B]`, checked."""
+    """Checks the decoder prefix; returns ids `[B, P]` and lengths `[B]`."""
     if prefix is None:
         prefix = jnp.full((num_rows, 1), start_id, jnp.int32)
     shape = np.shape(prefix)
@@ -415,17 +415,17 @@ def _check_prefix(
 
 
 def length_bucket(longest: int) -> int:
-    """Returns the smallest number of output slots, of those compiled for, that holds `longest` tokens."""
+    """Returns the smallest of `LENGTH_BUCKETS` that holds `longest` tokens, else `longest` itself."""
     return next((size for size in LENGTH_BUCKETS if size >= longest), longest)
 
 
 def check_memory(target: Network, num_rows: int, num_source: int, max_new_tokens: int) -> None:
-    """Raises a ValueError where the target's cache alone is more than its devices have.
+    """Raises a ValueError if the target's cache alone exceeds the memory of its devices.
 
-    Outputs that are no longer than what is compiled for by default are not looked at.
+    Outputs that fit in `LENGTH_BUCKETS` are not checked.
 
     Args:
-      target: with params, or with their shapes only.
+      target: its params may be shapes only.
       num_rows, num_source: B, S.
       max_new_tokens: of the longest output.
     """
@@ -444,16 +444,16 @@ def check_memory(target: Network, num_rows: int, num_source: int, max_new_tokens
     available = sharding.memory_bytes(placed[0].devices() if placed and not traced else jax.devices()[:1])
     if available is not None and needed > available:
         raise ValueError(
-            f"`max_new_tokens` must leave room in memory, got {max_new_tokens}: the cache of {num_rows} rows "
-            f"would take {needed / 2**30:,.0f} GiB of {available / 2**30:,.0f}; lower it"
+            f"`max_new_tokens` must fit in memory, got {max_new_tokens}: the cache of {num_rows} rows would "
+            f"take {needed / 2**30:,.0f} GiB of {available / 2**30:,.0f}; lower it"
         )
 
 
 def _check_bucket(max_new_tokens: Any, bucket: int | None) -> int:
-    """Returns the slots for output."""
+    """Checks `length_bucket` and returns the number of output slots."""
     if isinstance(max_new_tokens, jax.core.Tracer):
         if bucket is None:
-            raise ValueError("`length_bucket` must be given under jit, where `max_new_tokens` is traced")
+            raise ValueError("`length_bucket` must be given when `max_new_tokens` is traced, got None")
         return bucket
     longest = int(np.max(np.asarray(max_new_tokens)))
     if bucket is not None and longest > bucket:

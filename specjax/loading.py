@@ -69,7 +69,7 @@ class Model:
         return self.network.mesh
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def load(
     name_or_directory: str | os.PathLike,
     dtype: Any = None,
@@ -143,7 +143,7 @@ def outline(
     return Model(families.network(placed, config, cache_sharding=cache_sharding), None)
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwork:
     """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
 
@@ -163,7 +163,7 @@ def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwor
     return network.replace(params=whole[0], frozen=whole[1], cache_sharding=place, originals=originals)
 
 
-@jax.transfer_guard("allow")  # transfers are meant here, whatever the user's setting
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def int8(model: Model) -> Model:
     """Returns the model with weights in eight bits: a draft that needs no training, or a target of its own.
 

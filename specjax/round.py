@@ -11,11 +11,11 @@ advance independently; K is the paper's gamma.
 | p' = norm(max(0, p - q)) at a rejection | `acceptance.next_weights`, `sampling.residual` |
 | return prefix + guesses 1..n + one token from p' | `_truncate`, then the commit |
 
-Autoregressive decoding is the same round with K = 0: the target call takes one token, and the rule draws
-from p.
+Autoregressive decoding is the same round with K = 0: the target call has one token, and the next token is
+drawn from p.
 
-Axes: B rows, N drafted tokens, D most of them that can be accepted (N = D = K for a chain), V
-vocabulary, T token slots, S source length, P width of the decoder prefix.
+Axes: B rows, N drafted tokens, D the most that can be accepted (N = D = K for a chain), V vocabulary, T token
+slots, S source length, P width of the decoder prefix.
 """
 
 import enum
@@ -45,15 +45,15 @@ from specjax.types import (
 
 
 class Program(struct.PyTreeNode):
-    """What runs: the networks, the rule and the sizes. Params are leaves; everything else is static.
+    """A decoding program: networks, rule and sizes. Params are leaves; everything else is static.
 
-    A call with another static part compiles anew, one with an equal static part does not.
+    Programs with equal static parts share compiled code.
 
     Attributes:
       target: the target network.
       drafter: None for autoregressive decoding.
       rule: the acceptance rule where a row's temperature is above zero.
-      length_bucket: the most tokens that any row may ask for.
+      length_bucket: the most tokens that a row may emit.
       prefix_width: P, start token included.
       eos_ids: tokens that end a row.
     """
@@ -82,7 +82,7 @@ class Program(struct.PyTreeNode):
 
     @property
     def num_slots(self) -> int:
-        """T: prefix, the longest output, and a round beyond it, so that no write falls outside."""
+        """T: the prefix, the longest output, and one round more, so that no write is out of bounds."""
         return self.prefix_width + self.length_bucket + self.num_draft + 1
 
 
@@ -97,13 +97,13 @@ class FinishReason(enum.IntEnum):
 
 
 class Stats(struct.PyTreeNode):
-    """Counts per row, of committed tokens only: nothing after a row's end is counted.
+    """Counts per row. Nothing after a row's end is counted.
 
     Attributes:
       num_rounds: `[B]`, target calls.
       num_drafted: `[B]`, proposed tokens.
-      tested: `[B, D]`, rounds in which a draft at this position (depth of a tree) was verified.
-      accepted: `[B, D]`, rounds in which one was accepted (and committed).
+      tested: `[B, D]`, rounds in which a draft at this position (depth in a tree) was verified.
+      accepted: `[B, D]`, rounds in which one was accepted and committed.
       num_emitted: `[B]`, committed tokens.
     """
 
@@ -120,24 +120,24 @@ class Stats(struct.PyTreeNode):
 
     @property
     def accepted_per_round(self) -> jax.Array | np.ndarray:
-        """Accepted drafts per target call, `[B]`; nan without calls. For every rule, and for trees."""
+        """Accepted drafts per target call, `[B]`; nan without calls. For every rule and for trees."""
         return _mean(self.accepted.sum(-1), self.num_rounds)
 
     @property
     def alpha(self) -> jax.Array | np.ndarray:
-        """Accepted over tested drafts, `[B]`; nan when none was tested.
+        """Accepted over tested drafts, `[B]`; nan if none was tested.
 
-        An estimate of the mean of sum min(p, q) for chains under the token-wise rule only.
+        It estimates the mean of sum min(p, q) only for chains under the token-wise rule.
         """
         return _mean(self.accepted.sum(-1), self.tested.sum(-1))
 
     def total(self) -> "Stats":
-        """Returns the sums over rows, as if they were one row."""
+        """Returns the sums over rows, as one row."""
         return jax.tree.map(lambda x: x.sum(0, keepdims=True), self)
 
 
 def _mean(total: jax.Array, count: jax.Array) -> jax.Array | np.ndarray:
-    """Returns total / count, nan where nothing was counted: of numpy, since `jax_debug_nans` forbids nan."""
+    """Returns total / count, nan where count is 0; by NumPy, since `jax_debug_nans` forbids nan."""
     if isinstance(total, jax.core.Tracer) or isinstance(count, jax.core.Tracer):
         return total / jnp.where(count > 0, count, jnp.nan)
     total, count = (x.astype(np.float32) for x in sharding.fetch((total, count)))
@@ -145,18 +145,18 @@ def _mean(total: jax.Array, count: jax.Array) -> jax.Array | np.ndarray:
 
 
 class LoopState(struct.PyTreeNode):
-    """What the next round needs.
+    """The state between rounds.
 
-    A row that has ended keeps being decoded until the loop ends: its length stands still, and whatever is
-    written for it lies at or beyond its root.
+    A row that has ended is still decoded until the loop ends, but its length is fixed: all later writes are
+    at or beyond its root.
 
     Attributes:
       context: committed ids and the source; see `types.Context`.
-      cache: the target's cache, which holds all committed ids but the last.
-      drafter_state: the drafter's own.
+      cache: the target's cache, which contains all committed ids but the last.
+      drafter_state: the drafter's state.
       seeds: `[B] uint32`.
-      log_probs: `[B, T, 2] float32` beside `context.tokens`: under the log softmax of the target's
-        raw logits, and under the distribution sampled from.
+      log_probs: `[B, T, 2] float32` for `context.tokens`: the log softmax of the target's raw logits, and
+        the log of the distribution sampled from.
       finish_reason: `[B]`, a `FinishReason`.
       stats: counts so far.
     """
@@ -203,15 +203,15 @@ def prefill(
     limit: jax.Array,
     seeds: jax.Array,
 ) -> LoopState:
-    """Encodes the sources, feeds the decoder prefix, and lays out the buffers.
+    """Encodes the sources, feeds the decoder prefix, and allocates the buffers.
 
     Args:
-      program: what runs.
+      program: the networks, the rule and the sizes.
       source_ids, source_mask: `[B, S]`.
       prefix: `[B, P]` decoder input so far, the start token first.
       prefix_length: `[B]` in 1..P.
-      options: of each row.
-      limit: `[B]`, at most `program.length_bucket`.
+      options: the options of each row.
+      limit: `[B]`, the most new tokens of each row, at most `program.length_bucket`.
       seeds: `[B] uint32`.
     """
     target, pad_id = program.target, program.target.pad_id
@@ -229,18 +229,18 @@ def prefill(
 
 
 def one_round(program: Program, state: LoopState, draws: Draws | None) -> LoopState:
-    """Returns the state after draft, verify, accept, truncate, commit: the unit that everything repeats.
+    """Runs one round: draft, verify, accept, truncate, commit. Returns the state after it.
 
     Args:
-      program: what runs.
+      program: the networks, the rule and the sizes.
       state: the state before the round.
       draws: this round's randomness, or None for the greedy program.
     """
-    # 1. Draft: the drafter proposes up to N tokens for every row, each row as many as it has use for.
+    # 1. Draft: the drafter proposes up to N tokens for every row, at most as many as the row can use.
     with jax.named_scope("draft"):
         draft, drafter_state = _propose(program, state, draws)
     state = state.replace(drafter_state=drafter_state)
-    # 2. to 5. The target call is as narrow as what was drafted allows; each width is a branch of the program.
+    # 2. to 5. The target call is as narrow as the longest draft allows; the program has a branch per width.
     rest = [functools.partial(verify_and_commit, program, width, draws) for width in program.call_widths]
     if len(rest) == 1:
         return rest[0](state, draft)
@@ -251,7 +251,7 @@ def one_round(program: Program, state: LoopState, draws: Draws | None) -> LoopSt
 def verify_and_commit(
     program: Program, width: int, draws: Draws | None, state: LoopState, draft: Draft
 ) -> LoopState:
-    """Completes a round with a target call that has room for `width` drafts (static)."""
+    """Runs stages 2 to 5 with a target call of `width` drafts (static)."""
     context = state.context
     root = context.length - 1  # slot and position of the last committed token
 
@@ -275,7 +275,7 @@ def verify_and_commit(
             target_probs = sampling.distribution(scores, context.options, history)
             result = program.rule(draws, candidates, target_probs)
 
-    # 4. Truncate: at an end token, at the row's limit, before logits that are not finite.
+    # 4. Truncate: at an end token, at the row's limit, or before logits that are not finite.
     with jax.named_scope("truncate"):
         emitted = _emitted(candidates, result)
         log_probs, is_finite = _log_probs(scores, target_probs, emitted, result)
@@ -284,7 +284,7 @@ def verify_and_commit(
             is_finite &= _along_path(sampling.has_choice(adjusted), result)
         count, reason = _truncate(program, state, emitted, result.num_accepted + 1, is_finite)
 
-    # 5. Commit: append what is left, roll back both caches to it, count.
+    # 5. Commit: append the remaining tokens, roll back both caches, count.
     with jax.named_scope("commit"):
         after = context.replace(
             tokens=cache_lib.append(context.tokens, emitted, context.length, count),
@@ -310,12 +310,12 @@ def verify_and_commit(
 def end_rows(
     program: Program, before: LoopState, after: LoopState, kept: jax.Array, ended: jax.Array
 ) -> LoopState:
-    """Ends rows inside what they emitted in the last round, for a reason that only the host can see.
+    """Ends rows within the tokens of the last round, for a reason that only the host can see.
 
     Args:
-      program: what runs.
+      program: the networks, the rule and the sizes.
       before, after: the states around that round.
-      kept: `[B]`, tokens that a row keeps of all it emitted.
+      kept: `[B]`, number of tokens that a row keeps of all it emitted.
       ended: `[B] bool`, rows that end with reason STOP.
     """
     length = after.context.length - after.stats.num_emitted + kept
@@ -323,7 +323,7 @@ def end_rows(
     in_round = (kept - before.stats.num_emitted)[:, None]
 
     def cut(count: Callable[[Stats], jax.Array]) -> jax.Array:
-        """Returns counts by position, those of the last round only as far as its tokens were kept."""
+        """Returns counts by position; the last round counts only where its tokens are kept."""
         earlier, added = count(before.stats), count(after.stats) - count(before.stats)
         return earlier + jnp.where(jnp.arange(added.shape[1])[None, :] < in_round, added, 0)
 
@@ -347,7 +347,7 @@ def end_rows(
 
 
 def _propose(program: Program, state: LoopState, draws: Draws | None) -> tuple[Draft, Any]:
-    """Returns the drafter's proposal, cut where a row has no use for more, and its state."""
+    """Returns the drafter's proposal, cut to what each row can use, and the drafter's state."""
     drafter, context = program.drafter, state.context
     if drafter is None:
         return Draft(context.tokens[:, :0], jnp.zeros_like(context.length), None), None
@@ -358,12 +358,12 @@ def _propose(program: Program, state: LoopState, draws: Draws | None) -> tuple[D
     else:
         max_length = jnp.minimum(max_length, budget)
         draft, drafter_state = _propose_or_skip(drafter, state, draws, max_length)
-        # A tree is drafted whole, or not at all.
+        # A tree is never cut by length: it is drafted whole or not at all.
         budget = max_length if draft.tree is None else jnp.where(max_length > 0, budget, 0)
     num_ids = context.options.num_ids or program.target.vocab_size
     _check_draft(drafter, draft, len(context.length), num_ids)
     draft = sharding.keep_whole(draft, drafter.cache_sharding)
-    # Nothing follows an end token, nor an id that does not exist.
+    # No draft may follow an end token or an unknown id.
     is_eos, unknown = _is_eos(program, draft.tokens), draft.tokens >= num_ids
     cut = _cut_chain if draft.tree is None else _cut_tree
     return cut(draft, is_eos, unknown, budget), drafter_state
@@ -372,7 +372,7 @@ def _propose(program: Program, state: LoopState, draws: Draws | None) -> tuple[D
 def _propose_or_skip(
     drafter: Drafter, state: LoopState, draws: Draws | None, max_length: jax.Array
 ) -> tuple[Draft, Any]:
-    """`propose`, unless no row drafts in this round; the one place in which a drafter is skipped."""
+    """Calls `propose`, or `skip` if no row drafts in this round."""
     propose = lambda drafter_state: drafter.propose(drafter_state, state.context, draws, max_length)  # noqa: E731
     shapes, _ = jax.eval_shape(propose, state.drafter_state)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -381,7 +381,7 @@ def _propose_or_skip(
 
 
 def _cut_chain(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.Array) -> Draft:
-    """Keeps at most `budget` `[B]` drafts, up to an end token, before an id that does not exist.
+    """Keeps at most `budget` `[B]` drafts, up to and including an end token, and up to an unknown id.
 
     Args:
       is_eos, unknown: `[B, N] bool`.
@@ -392,7 +392,7 @@ def _cut_chain(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.
 
 
 def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.Array) -> Draft:
-    """Removes nodes deeper than `budget` `[B]`, those below an end token, and ids that do not exist.
+    """Removes nodes deeper than `budget` `[B]`, nodes below an end token, and unknown ids.
 
     Args:
       is_eos, unknown: `[B, N] bool`.
@@ -407,7 +407,7 @@ def _cut_tree(draft: Draft, is_eos: jax.Array, unknown: jax.Array, budget: jax.A
 
 
 def _check_draft(drafter: Drafter, draft: Draft, num_rows: int, num_ids: int) -> None:
-    """Raises a ValueError where arrays have other shapes than `types.Draft` states; runs while tracing."""
+    """Raises a ValueError if shapes differ from those that `types.Draft` states; runs while tracing."""
     found: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         "tokens": (draft.tokens.shape, (num_rows, drafter.num_draft)),
         "num_drafted": (draft.num_drafted.shape, (num_rows,)),
@@ -429,7 +429,7 @@ def _check_draft(drafter: Drafter, draft: Draft, num_rows: int, num_ids: int) ->
 
 
 def _emitted(draft: Draft, result: AcceptanceResult) -> jax.Array:
-    """Returns `[B, D + 1]`: the accepted tokens, then `next_token` in all places after them."""
+    """Returns `[B, D + 1]`: the accepted tokens, then `next_token` at all later positions."""
     tokens = draft.tokens
     if result.path is not None:
         tokens = jnp.take_along_axis(tokens, jnp.maximum(result.path - 1, 0), axis=1)
@@ -443,7 +443,7 @@ def _log_probs(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns log-probabilities `[B, D + 1, 2]` of `emitted` `[B, D + 1]`, raw and processed.
 
-    Beside them `[B, D + 1] bool`: whether the logits at a position are finite.
+    The second result, `[B, D + 1] bool`, is True where the logits are finite.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
@@ -456,11 +456,11 @@ def _log_probs(
 
 
 def _along_path(values: jax.Array, result: AcceptanceResult) -> jax.Array:
-    """Returns what stands at the call position after which each token was emitted: `[B, D + 1, ...]`.
+    """Gathers `values` along the accepted path: returns `[B, D + 1, ...]`, one entry per emitted token.
 
     Args:
-      values: `[B, N + 1, ...]`; N + 1 is D + 1 for a chain, whose path is its order.
-      result: with the path of a tree.
+      values: `[B, N + 1, ...]` by call position; for a chain N = D, and they are returned as they are.
+      result: contains the path of a tree.
     """
     if result.path is None:
         return values
@@ -472,10 +472,10 @@ def _along_path(values: jax.Array, result: AcceptanceResult) -> jax.Array:
 def _truncate(
     program: Program, state: LoopState, emitted: jax.Array, count: jax.Array, is_finite: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns how many of the `count` `[B]` tokens of `emitted` `[B, D + 1]` a row keeps, and why it ends.
+    """Returns how many of `count` `[B]` tokens of `emitted` `[B, D + 1]` a row keeps, and why it ends.
 
-    The earliest stop decides: an end token (kept), a position whose logits are not finite or leave no token
-    (`is_finite` `[B, D + 1]`; its token is not kept), the row's limit.
+    The earliest stop decides: an end token, which is kept; a position where `is_finite` `[B, D + 1]` is False
+    (logits that are not finite or allow no token), whose token is dropped; or the row's limit.
     """
     eos, nonfinite = _first(_is_eos(program, emitted)) + 1, _first(~is_finite)
     remaining = state.context.remaining
@@ -488,12 +488,12 @@ def _truncate(
 
 
 def _is_eos(program: Program, tokens: jax.Array) -> jax.Array:
-    """True where `tokens` end a row."""
+    """Returns True where `tokens` are end tokens."""
     return functools.reduce(jnp.logical_or, [tokens == eos for eos in program.eos_ids], tokens < 0)
 
 
 def _first(found: jax.Array) -> jax.Array:
-    """Returns `[B]`, the index of the first True of `found` `[B, N]`; N where there is none."""
+    """Returns `[B]`, the index of the first True in `found` `[B, N]`; N if there is none."""
     return jnp.where(found.any(1), found.argmax(1), found.shape[1])
 
 

@@ -1,8 +1,8 @@
-"""From logits to probabilities.
+"""Logits to probabilities.
 
 Axes: B rows, N positions, K drafted tokens, V vocabulary, T token slots.
 
-`distribution` is the one function that makes a distribution: what is sampled, verified and reported.
+`distribution` is the only function that computes one: for sampling, verification and reports alike.
 """
 
 import jax
@@ -14,11 +14,11 @@ GREEDY_BELOW = 1e-5  # a temperature below this is greedy: for draft, target and
 
 
 def history(context: Context, drafted: jax.Array, before: jax.Array) -> History:
-    """Returns what precedes N positions: the committed tokens, and those drafted on the way.
+    """Returns the history of N positions: the committed tokens, and the drafted tokens before each.
 
     Args:
       context: committed tokens.
-      drafted: `[B, K]` drafted tokens; each stands behind those that precede it.
+      drafted: `[B, K]` drafted tokens, each after the tokens that precede it.
       before: `[1 or B, N, K] bool`, True where a drafted token precedes a position.
     """
     before = jnp.broadcast_to(before, (drafted.shape[0], *before.shape[1:]))
@@ -43,10 +43,10 @@ def is_greedy(temperature: jax.Array) -> jax.Array:
 
 
 def argmax(logits: jax.Array) -> jax.Array:
-    """Ids `[...] int32` of the largest of `logits` `[..., V]`, the lowest id winning a tie.
+    """Returns the ids `[...] int32` of the largest `logits` `[..., V]`; the lowest id wins a tie.
 
-    As a maximum and a minimum, both of which a CPU vectorises; its argmax is a scalar loop. A row
-    with a NaN gives the last id.
+    Computed as a maximum and a minimum, which XLA vectorises on a CPU, where its argmax is a scalar loop. A
+    row with a NaN gives the last id.
     """
     num_ids = logits.shape[-1]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -55,18 +55,18 @@ def argmax(logits: jax.Array) -> jax.Array:
 
 
 def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.Array:
-    """What a row decides by, greedy or not: all that changes logits, in the order of `GenerationConfig`.
+    """Applies all options that change logits, for greedy rows too, in the order of `GenerationConfig`.
 
     Args:
       logits: `[B, N, V]`, any float dtype.
-      options: all but temperature, top-k, top-p and min-p are read.
-      history: at the same positions.
+      options: all are read but temperature, top-k, top-p and min-p.
+      history: the tokens before the same positions.
 
     Returns:
       `[B, N, num_ids]`, float32 or wider.
 
     Raises:
-      ValueError: the user's function returns another shape.
+      ValueError: `logits_processor` returns another shape.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))[..., : options.num_ids]
     of_row = lambda option: option.astype(logits.dtype)[:, None, None]  # noqa: E731
@@ -83,7 +83,7 @@ def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.
     if options.presence_penalty is not None:
         occurs = _counts(history, logits, new_only=True) > 0
         logits = jnp.where(occurs, logits - of_row(options.presence_penalty), logits)
-    # What is longer than the text cannot occur in it twice.
+    # An n-gram longer than the text cannot occur twice.
     if options.no_repeat_ngram_size and options.no_repeat_ngram_size <= num_slots:
         completions = _completions_of_ngrams(history, options.no_repeat_ngram_size)
         logits = jnp.where(_marked(completions, logits), -jnp.inf, logits)
@@ -109,7 +109,7 @@ def adjust_logits(logits: jax.Array, options: Options, history: History) -> jax.
 
 
 def _counts(history: History, logits: jax.Array, new_only: bool) -> jax.Array:
-    """Returns `[B, N, V]`, how often each id occurs before a position; `new_only`: among generated ones."""
+    """Returns `[B, N, V]`, how often each id occurs before a position; `new_only`: among generated tokens."""
     assert history.tokens is not None and history.length is not None  # see `Options.read_tokens`
     first = (history.length - history.num_new)[..., None] if new_only else 0
     slots = jnp.arange(history.tokens.shape[-1])[None, None, :]
@@ -118,7 +118,7 @@ def _counts(history: History, logits: jax.Array, new_only: bool) -> jax.Array:
 
 
 def _completions_of_ngrams(history: History, size: int) -> jax.Array:
-    """Returns `[B, N, T - size + 1]`, what followed the last `size` - 1 ids wherever they stood, else -1."""
+    """Returns `[B, N, T - size + 1]`, the ids after earlier occurrences of the last `size` - 1 ids, else -1."""
     assert history.tokens is not None and history.length is not None
     num_starts = history.tokens.shape[-1] - size + 1
     starts = jnp.arange(num_starts)[None, None, :]
@@ -132,7 +132,7 @@ def _completions_of_ngrams(history: History, size: int) -> jax.Array:
 
 
 def _completions_of_words(history: History, words: jax.Array) -> jax.Array:
-    """Returns `[B, N, W]`, the last id of those of `words` `[B, W, L]` that only lack it; else -1."""
+    """Returns `[B, N, W]`, the last id of each of `words` `[B, W, L]` that it would complete, else -1."""
     assert history.tokens is not None and history.length is not None
     num_before = words.shape[-1] - 1
     place = history.length[..., None] - num_before + jnp.arange(num_before)[None, None, :]
@@ -144,7 +144,7 @@ def _completions_of_words(history: History, words: jax.Array) -> jax.Array:
 
 
 def _added(ids: jax.Array, logits: jax.Array) -> jax.Array:
-    """Returns `[B, N, V]`, how often `ids` `[B, N, ...]` name each entry of `logits`; -1 names none."""
+    """Returns `[B, N, V]`, how often each id occurs in `ids` `[B, N, ...]`; -1 is ignored."""
     row, position = (jnp.arange(n) for n in logits.shape[:2])
     ids = jnp.where(ids < 0, logits.shape[-1], ids)  # beyond the vocabulary: dropped
     zeros = jnp.zeros(logits.shape, jnp.int32)
@@ -152,28 +152,28 @@ def _added(ids: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def _marked(ids: jax.Array, logits: jax.Array) -> jax.Array:
-    """Returns `[B, N, V] bool`, which entries of `logits` the `ids` `[B, N, ...]` name."""
+    """Returns `[B, N, V] bool`, which ids occur in `ids` `[B, N, ...]`."""
     return _added(ids, logits) > 0
 
 
 def _is_any_of(ids: tuple[int, ...], logits: jax.Array) -> jax.Array:
-    """Returns `[1, 1, V] bool`, which entries of `logits` are among `ids`."""
+    """Returns `[1, 1, V] bool`, which ids are among `ids`."""
     return jnp.isin(jnp.arange(logits.shape[-1]), jnp.asarray(ids))[None, None]
 
 
 def has_choice(logits: jax.Array) -> jax.Array:
-    """Returns `[B, N] bool`: whether adjusted `logits` `[B, N, V]` are numbers and leave a token."""
+    """Returns `[B, N] bool`: whether adjusted `logits` `[B, N, V]` have no NaN and allow some token."""
     largest = logits.max(-1)
     return (largest > -jnp.inf) & ~jnp.isnan(largest)
 
 
 def distribution(logits: jax.Array, options: Options, history: History) -> jax.Array:
-    """The distribution that a row samples from; greedy rows get a one-hot one.
+    """Returns the distribution that a row samples from; it is one-hot for greedy rows.
 
     Args:
       logits: `[B, N, V]`, any float dtype.
-      options: what the rows ask for.
-      history: at the same positions.
+      options: the options of each row.
+      history: the tokens before the same positions.
 
     Returns:
       `[B, N, num_ids]` probabilities, float32 or wider.
@@ -181,18 +181,18 @@ def distribution(logits: jax.Array, options: Options, history: History) -> jax.A
     logits = adjust_logits(logits, options, history)
     greedy = is_greedy(options.temperature)
     temperature = jnp.where(greedy, 1.0, options.temperature).astype(logits.dtype)[:, None, None]
-    # Subtract the maximum first: at a temperature of 1e-5 large quotients would round away small differences.
+    # Subtract the maximum first: at a temperature of 1e-5 large quotients would lose small differences.
     shifted = logits - logits.max(-1, keepdims=True)
     weights = jnp.exp(shifted / temperature)
     soft = _filter(weights / weights.sum(-1, keepdims=True), options)
     hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=soft.dtype)
-    # A row with a NaN becomes one-hot. As q that keeps the rule exact; as p it is never emitted: the round
-    # sees the raw logits (`round._log_probs`) and ends the row.
+    # A row with a NaN becomes one-hot. As q it keeps the rule exact. As p it emits no token, since the round
+    # checks the raw logits (`round._log_probs`) and ends the row.
     return jnp.where(greedy[:, None, None] | jnp.isnan(soft[..., :1]), hot, soft)
 
 
 def _filter(probs: jax.Array, options: Options) -> jax.Array:
-    """Keeps what top-k, then top-p, then min-p keep of `probs` `[B, N, V]`, and normalises it."""
+    """Applies top-k, then top-p, then min-p to `probs` `[B, N, V]`, and normalises the rest."""
     of_row = lambda option: option.astype(probs.dtype)[:, None, None]  # noqa: E731
     kept = probs
     if options.top_k is not None:
@@ -208,17 +208,17 @@ def _filter(probs: jax.Array, options: Options) -> jax.Array:
         kept = jnp.where(kept >= of_row(options.min_p) * kept.max(-1, keepdims=True), kept, 0.0)
     if kept is probs:
         return probs
-    # Where nothing fell away the distribution stays as it is, to the last bit.
+    # Where nothing was filtered the distribution stays bit-exact.
     changed = (kept != probs).any(-1, keepdims=True)
     return jnp.where(changed, kept / kept.sum(-1, keepdims=True), probs)
 
 
 def threshold_above(values: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
-    """The smallest threshold such that what lies above it weighs less than `limit`.
+    """Returns the smallest threshold such that the values above it weigh less than `limit` together.
 
-    With weights of one and a limit of k it is the k-th largest value; with the values as weights and
-    a limit of p, the smallest probability of a nucleus. Exact: floats that are not negative are
-    ordered as their bits are, and the bits are bisected. No sort of the vocabulary.
+    With weights of one and limit k it is the k-th largest value. With the values as weights and limit p it is
+    the smallest probability of the nucleus. The result is exact and needs no sort: non-negative floats have
+    the order of their bit patterns, which are bisected.
 
     Args:
       values: `[B, N, V]` float, not negative.
@@ -243,18 +243,18 @@ def threshold_above(values: jax.Array, weights: jax.Array, limit: jax.Array) -> 
 
 
 def residual(target_probs: jax.Array, draft_probs: jax.Array, ratio: jax.Array | None = None) -> jax.Array:
-    """Weights of the token that replaces a rejected draft: max(p - q, 0), unnormalised.
+    """Returns the weights of the token that replaces a rejected draft: max(p - q, 0), unnormalised.
 
     Leviathan et al. 2023, section 2.3 (algorithm 1); with a ratio, Sun et al. 2024, equation 4.
 
     Args:
       target_probs: `[B, V]`, p at the rejected position.
       draft_probs: `[B, V]`, q there; all zero gives p itself, the bonus token's distribution.
-      ratio: `[B]`, by which p counts; None: 1.
+      ratio: `[B]`, a factor of p; None: 1.
 
     Returns:
-      `[B, V]`. Where p = q to the last bit the residual vanishes; a rejection is then possible
-      through rounding alone, and p is returned.
+      `[B, V]`. If p and q are equal the residual is zero; a rejection is then a rounding error, and p is
+      returned.
     """
     scaled = target_probs if ratio is None else ratio[:, None] * target_probs
     weights = jnp.maximum(scaled - draft_probs, 0.0)

@@ -1,4 +1,4 @@
-"""The topology of a token tree: depths, ancestors, and where its nodes stand in a decoder call.
+"""The topology of a token tree: depths, ancestors, and the layout of its nodes in a decoder call.
 
 Axes: B rows, N nodes, D depth, T cache slots.
 
@@ -8,8 +8,8 @@ Axes: B rows, N nodes, D depth, T cache slots.
     depth           0     1  1  1  2  2                  |- by
                                                          `- up
 
-A node's token stands at the root's position plus its depth; it sees the text and its ancestors. In
-the cache a call's tokens lie side by side, whatever their depth: `cache.keep_path` then moves the
+The position of a node in the text is the root's plus its depth; the node sees the text and its ancestors. The
+cache stores a call's tokens in consecutive slots, whatever their depth; `cache.keep_path` then moves the
 accepted ones together.
 """
 
@@ -24,7 +24,7 @@ from specjax.types import Draft, Layout, Tree
 
 
 def from_branching(branching: Sequence[int], num_rows: int) -> Tree:
-    """A tree in which every node of depth d has `branching[d]` children; nodes in breadth-first order.
+    """Returns a tree whose nodes of depth d have `branching[d]` children each, in breadth-first order.
 
     A chain of K is `(1,) * K`.
 
@@ -40,7 +40,7 @@ def from_branching(branching: Sequence[int], num_rows: int) -> Tree:
 
 
 def check_branching(branching: Sequence[int]) -> None:
-    """Raises a ValueError where a drafter's `branching` makes no tree."""
+    """Raises a ValueError if a drafter's `branching` does not describe a tree."""
     if not isinstance(branching, tuple) or not branching or min(branching) < 1:
         raise ValueError(
             f"`branching` must be a tuple of the children of each level, each at least 1, got {branching}"
@@ -48,7 +48,7 @@ def check_branching(branching: Sequence[int]) -> None:
 
 
 def of(draft: Draft) -> Tree:
-    """The draft's tree; a chain as the tree of width 1."""
+    """Returns the tree of a draft; a chain becomes a tree of width 1."""
     if draft.tree is not None:
         return draft.tree
     num_rows, num_draft = draft.tokens.shape
@@ -58,17 +58,17 @@ def of(draft: Draft) -> Tree:
 
 
 def level_starts(branching: Sequence[int]) -> list[int]:
-    """Call positions at which the levels of such a tree begin, the root's first; its end is the last."""
+    """Returns the call position at which each level begins, from the root's on; the last entry is the end."""
     sizes = [math.prod(branching[:depth]) for depth in range(len(branching) + 1)]
     return np.cumsum([0, *sizes]).tolist()
 
 
 def ancestors(tree: Tree) -> jax.Array:
-    """`[B, N + 1, N + 1] bool`: True where the second call position is the first or above it."""
+    """Returns `[B, N + 1, N + 1] bool`: True at [i, j] if call position j is i or an ancestor of i."""
     num_rows, num_nodes = tree.parents.shape
     jump = jnp.pad(tree.parents, ((0, 0), (1, 0)))  # the root's parent is the root
     above = jnp.broadcast_to(jnp.eye(num_nodes + 1, dtype=bool)[None], (num_rows, *[num_nodes + 1] * 2))
-    # Twice as far up each time; invalid nodes may lie deeper than what can be accepted.
+    # Each step doubles the distance; N bounds it, since invalid nodes may be deeper than `max_depth`.
     for _ in range(num_nodes.bit_length()):
         above = above | jnp.take_along_axis(above, jump[:, :, None], axis=1)
         jump = jnp.take_along_axis(jump, jump, axis=1)
@@ -76,19 +76,19 @@ def ancestors(tree: Tree) -> jax.Array:
 
 
 def whole(above: jax.Array, kept: jax.Array) -> jax.Array:
-    """`[B, N] bool`: nodes that are `kept` `[B, N]` with all that is above them, by their `ancestors`."""
+    """Returns `[B, N] bool`: nodes that are `kept` `[B, N]` together with all their ancestors (`above`)."""
     return (above[:, 1:, 1:] <= kept[:, None]).all(-1)
 
 
 def depths_of(above: jax.Array) -> jax.Array:
-    """`[B, N + 1] int32`, edges from the root to each call position, from its `ancestors`."""
+    """Returns `[B, N + 1] int32`, the depth of each call position, from its `ancestors`."""
     return above.sum(-1, dtype=jnp.int32) - 1
 
 
 def before(draft: Draft) -> jax.Array:
-    """Which drafted tokens precede each position of the call: `[1 or B, N + 1, N] bool`.
+    """Returns which drafted tokens precede the next token at each call position: `[1 or B, N + 1, N] bool`.
 
-    A token precedes its own call position, whose logits are of the token after it.
+    A token counts as preceding its own call position, whose logits predict the token after it.
     """
     if draft.tree is not None:
         return ancestors(draft.tree)[:, :, 1:]
@@ -96,12 +96,12 @@ def before(draft: Draft) -> jax.Array:
 
 
 def chain_before(num_draft: int) -> jax.Array:
-    """The same for a chain of K: `[1, K + 1, K] bool`, a triangle."""
+    """Returns `before` for a chain of K: a triangle `[1, K + 1, K] bool`."""
     return (jnp.arange(num_draft)[None, :] < jnp.arange(num_draft + 1)[:, None])[None]
 
 
 def chain_layout(start: jax.Array, num_new: int, num_slots: int) -> Layout:
-    """The layout of N tokens that follow each other: slot, position and order are one.
+    """Returns the layout of a chain of N tokens, for which slot and position are equal.
 
     Args:
       start: `[B]` slot of each row's first new token.
@@ -114,13 +114,13 @@ def chain_layout(start: jax.Array, num_new: int, num_slots: int) -> Layout:
 
 
 def layout(tree: Tree, start: jax.Array, num_slots: int, first: int = 0, last: int | None = None) -> Layout:
-    """The layout of call positions `first`..`last` - 1 of a tree whose root is in slot `start`.
+    """Returns the layout of call positions `first`..`last` - 1 of a tree whose root is in slot `start`.
 
     Args:
       tree: the topology.
       start: `[B]` slot of each row's root, which is also its position.
       num_slots: T. Static.
-      first, last: part of the call; those before it are in the cache already. Static.
+      first, last: the part of the call; earlier call positions are already in the cache. Static.
     """
     above = ancestors(tree)
     depth = depths_of(above)
@@ -130,18 +130,18 @@ def layout(tree: Tree, start: jax.Array, num_slots: int, first: int = 0, last: i
 def layout_of(
     above: jax.Array, depth: jax.Array, key_depth: jax.Array, start: jax.Array, num_slots: int
 ) -> Layout:
-    """The layout of N nodes beside E entries that lie from slot `start` on; they see all before `start`.
+    """Returns the layout of N nodes over E entries from slot `start` on; all slots before it are visible.
 
     Args:
-      above: `[B, N, E] bool`, which of the entries a node sees.
-      depth: `[1 or B, N]`, how far behind `start` each node stands in the text.
-      key_depth: `[1 or B, E]`, the same of the entries.
+      above: `[B, N, E] bool`, the entries that a node sees.
+      depth: `[1 or B, N]`, position of each node relative to `start`.
+      key_depth: `[1 or B, E]`, position of each entry relative to `start`.
       start: `[B]`.
       num_slots: T. Static.
     """
     num_entries = above.shape[2]
     slots = jnp.arange(num_slots)[None, :]
-    entry = slots - start[:, None]  # which one each slot holds
+    entry = slots - start[:, None]  # the index of the entry in each slot
     is_entry = (entry >= 0) & (entry < num_entries)
     entry = jnp.clip(entry, 0, num_entries - 1)
     key_depth = jnp.broadcast_to(key_depth, (len(start), num_entries))
@@ -159,13 +159,13 @@ def draft(
     with_replacement: bool = False,
     num_candidates: int | None = None,
 ) -> Draft:
-    """The draft of a tree's valid nodes; the others as of `types.Draft`."""
+    """Returns the draft of a tree's valid nodes; for the other arguments see `types.Draft`."""
     num_drafted = tree.valid.sum(1, dtype=jnp.int32)
     return Draft(tokens, num_drafted, probs, tree, with_replacement, num_candidates)
 
 
 def keep_nodes(draft: Draft, kept: jax.Array) -> Draft:
-    """The draft without the nodes that are not among `kept` `[B, N] bool`."""
+    """Returns the draft with only the nodes in `kept` `[B, N] bool`."""
     assert draft.tree is not None
     valid = draft.tree.valid & kept
     return draft.replace(tree=draft.tree.replace(valid=valid), num_drafted=valid.sum(1, dtype=jnp.int32))

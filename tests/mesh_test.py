@@ -193,7 +193,7 @@ def test_heads_that_the_mesh_does_not_divide_raise():
 def test_drafter_on_another_mesh_raises(directory):
     target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
     drafter = drafters.from_model(meshes.load(directory / "draft"), 2)
-    with pytest.raises(ValueError, match="lie on the target's mesh, .*, got one device; .*mesh=target.mesh"):
+    with pytest.raises(ValueError, match="be on the target's mesh, .*, got one device; .*mesh=target.mesh"):
         specjax.generate(target, meshes.PROMPTS, drafter=drafter)
 
 
