@@ -74,3 +74,13 @@ def test_python_of_the_pages_runs_as_it_stands(page, monkeypatch, capsys):
             exec(block, names)
     assert names["output"].texts[0] and names["drafter"].num_draft == 5
     assert "Ein Mann" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_examples_run_from_any_directory(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "examples.py")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n  ") == 6 and "own drafter: the same tokens" in done.stdout
