@@ -153,8 +153,8 @@ class Block(AcceptanceRule):
     """Block verification: lossless, and accepts no fewer drafts (Sun et al. 2024, algorithm 2).
 
     The first i drafts are accepted together, by their joint ratio b_i = min(1, b_{i-1} p_i / q_i): for every
-    i a Bernoulli draw accepts with probability h_i, and the largest i that accepts decides, whatever the draws
-    of the smaller ones. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is
+    i a Bernoulli draw accepts with probability h_i, and the largest i that accepts decides, whatever the
+    draws of smaller ones. With w_i = max(b_i p_{i+1} - q_{i+1}, 0) and Z_i its sum, h_i is
     Z_i / (Z_i + 1 - b_i), or b_i at the last draft. The next token is drawn from w_i. Chains only.
     """
 

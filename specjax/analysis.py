@@ -1,10 +1,10 @@
-"""Expected speed-ups, by the paper's formulas and by measured parts, and memory.
+"""Expected speed-ups, from the paper's formulas and from measured parts, and memory.
 
-Leviathan et al. 2023 (arXiv 2211.17192). All numpy; arguments broadcast.
+Leviathan et al. 2023 (arXiv 2211.17192). All NumPy; arguments broadcast.
 
-Symbols: alpha, accepted over tested drafts; K, drafts a round; tau, mean tokens per target call; c, v, o,
-the time of a draft step, of a target call on K + 1 tokens, and of the rest of a round, each over the
-time of a decoding step (a target call on one token).
+Symbols: alpha, accepted over tested drafts; K, drafts per round; tau, mean tokens per target call; c, v and
+o, the times of a draft step, of a target call on K + 1 tokens, and of the rest of a round, each divided by
+the time of a decoding step (a target call on one token).
 """
 
 import math
@@ -18,9 +18,9 @@ ArrayLike = Any
 
 
 def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
-    """Returns tokens per target call if acceptances were independent: (1 - alpha^(K+1)) / (1 - alpha).
+    """Returns tokens per target call for independent acceptances: (1 - alpha^(K+1)) / (1 - alpha).
 
-    Equation 1. At alpha = 1 it is K + 1. For alpha .8 and K 5: 3.69 tokens, of which 2.69 are
+    Equation 1. At alpha = 1 it is K + 1. For alpha = .8 and K = 5 it is 3.69 tokens, of which 2.69 are
     accepted drafts:
 
     >>> expected_tokens(0.8, 5).round(2).item()
@@ -32,13 +32,13 @@ def expected_tokens(alpha: ArrayLike, num_draft: ArrayLike) -> np.ndarray:
 
 
 def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float:
-    """Returns tokens per target call if a position's acceptance depended on the ones before it only.
+    """Returns tokens per target call from the measured acceptance rate of each position.
 
-    Equation 1 without its assumption that all positions are alike: 1 + sum_i prod_{j <= i} a_j with
-    a_j = accepted_j / tested_j, as measured. The difference from tau is rounds that ended early.
+    Equation 1 without the assumption that all positions have the same rate: 1 + sum_i prod_{j <= i} a_j with
+    a_j = accepted_j / tested_j. It differs from tau by the rounds that ended early.
 
     Args:
-      accepted, tested: `[K]`, counts of `Stats.accepted` and `Stats.tested`.
+      accepted, tested: `[K]`, the counts `Stats.accepted` and `Stats.tested`.
     """
     accepted, tested = np.asarray(accepted, float), np.asarray(tested, float)
     return float(1 + np.cumprod(accepted / np.maximum(tested, 1)).sum())
@@ -47,7 +47,7 @@ def expected_tokens_by_position(accepted: ArrayLike, tested: ArrayLike) -> float
 def predicted_speedup(
     tau: ArrayLike, num_draft: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0, o: ArrayLike = 0.0
 ) -> np.ndarray:
-    """Returns tau / (v + K c + o). With `expected_tokens` as tau, v = 1 and o = 0 it is Theorem 3.8.
+    """Returns tau / (v + K c + o), which is Theorem 3.8 for tau of `expected_tokens`, v = 1 and o = 0.
 
     >>> predicted_speedup(expected_tokens(0.75, 7), 7, c=0.02).round(1).item()  # Table 4, EnDe, T5-small
     3.2
@@ -57,31 +57,31 @@ def predicted_speedup(
 
 
 def operations_factor(alpha: ArrayLike, num_draft: ArrayLike, c_hat: ArrayLike = 0.0) -> np.ndarray:
-    """Returns the operations of speculative decoding over those of autoregressive decoding.
+    """Returns the operations of speculative decoding divided by those of autoregressive decoding.
 
     Theorem 3.11: (1 - alpha) (K c_hat + K + 1) / (1 - alpha^(K+1)).
 
     Args:
-      c_hat: operations of a draft step over those of a target step; Table 1 has 0.
+      c_hat: operations of a draft step divided by those of a target step; 0 in Table 1.
     """
     num_draft = np.asarray(num_draft)
     return (num_draft * np.asarray(c_hat) + num_draft + 1) / expected_tokens(alpha, num_draft)
 
 
 class BestLength(NamedTuple):
-    """The K that pays most, and what it brings; 0 and 1 where no K pays."""
+    """The best K and its speed-up; 0 and 1 if no K is faster than autoregressive decoding."""
 
     num_draft: np.ndarray
     speedup: np.ndarray
 
 
 def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit: int = 100) -> BestLength:
-    """Returns the K in 0..limit with the largest speed-up, if acceptances were independent.
+    """Returns the K in 0..limit with the largest expected speed-up, for independent acceptances.
 
     Args:
       alpha, c: see the symbols above.
-      slope: of the target call: v(K) = 1 + slope K. The paper has 0.
-      limit: the largest K considered (at c = slope = 0 longer is always better).
+      slope: slope of the target call's time, v(K) = 1 + slope K; 0 in the paper.
+      limit: the largest K considered (with c = slope = 0, longer is always better).
 
     >>> best_num_draft(0.75, c=0.02).num_draft.item()
     9
@@ -93,19 +93,20 @@ def best_num_draft(alpha: ArrayLike, c: ArrayLike, slope: ArrayLike = 0.0, limit
 
 
 def expected_calls(chances: np.ndarray, num_draft: int) -> float:
-    """Returns target calls that emit a given output, if its tokens are accepted with given chances.
+    """Returns the expected number of target calls for a given output.
 
-    Unlike equation 1 it knows where in an output drafts fail and where the output ends. Given the
-    output, acceptances are independent: `training.losses.acceptance_of` gives their chances.
+    Unlike equation 1 it accounts for where in an output drafts are rejected and where the output ends. Given
+    the output, acceptances are independent; `training.losses.acceptance_of` returns their probabilities.
 
     Args:
-      chances: `[N]`, of accepting a draft at each token of one output, the last of which ends it.
+      chances: `[N]`, probability that a draft is accepted at each token of the output, whose last token ends
+        it.
       num_draft: K; 0 gives N.
     """
     num_tokens = len(chances)
     calls = np.zeros(num_tokens + num_draft + 2)  # from each token on; zero beyond the end
     for start in range(num_tokens - 1, -1, -1):
-        # A round drafts K tokens, at most all that are left but one, and emits one more than accepted.
+        # A round drafts K tokens, but at most one fewer than are left, and emits one more than it accepts.
         run = chances[start : start + min(num_draft, num_tokens - start - 1)]
         reached = np.concatenate([[1.0], np.cumprod(run)])
         exactly = reached * np.append(1 - run, 1.0)
@@ -119,13 +120,13 @@ def expected_tau(chances: Sequence[np.ndarray], num_draft: int) -> float:
 
 
 class Memory(NamedTuple):
-    """Bytes of memory that decoding takes, by what takes them.
+    """Memory of decoding in bytes, by use.
 
     Attributes:
       params: all weights.
       cache: keys and values of the decoder's tokens.
       cross: keys and values of the encoder output.
-      logits: of one call, in float32, with the distribution beside them.
+      logits: logits of one call and their distribution, in float32.
     """
 
     params: int
@@ -148,11 +149,11 @@ def memory(
     num_new: int,
     bytes_per_number: int = 4,
 ) -> Memory:
-    """Returns what one model takes.
+    """Returns the memory of one model.
 
     Args:
       config: its shape (`families.Config`).
-      num_params: weights, each of `bytes_per_number` bytes.
+      num_params: number of weights, each of `bytes_per_number` bytes.
       batch_size, num_source, num_slots: B, S, T.
       num_new: N, tokens of a decoder call: K + 1 for a target, 1 for a draft.
     """
@@ -171,17 +172,17 @@ def _memory(
     num_new: int,
     itemsize: int,
 ) -> Memory:
-    """Returns what `num_bytes` of weights, `rows` of the batch, `heads` of keys and parts of logits take."""
+    """Returns the memory of weights, cache and logits of these sizes."""
     width = 2 * rows * config.num_decoder_layers * heads * config.d_kv * itemsize
     logits = 2 * rows * num_new * vocab_size * 4
     return Memory(num_bytes, width * num_slots, width * num_source, logits)
 
 
 class Call(NamedTuple):
-    """What a decoder call reads and computes.
+    """The cost of a decoder call.
 
     Attributes:
-      weights, cache, cross: bytes read, of weights, of keys and values of tokens, and of the encoder output.
+      weights, cache, cross: bytes read: weights, keys and values of tokens, and those of the encoder output.
       operations: multiplications and additions.
     """
 
@@ -191,11 +192,11 @@ class Call(NamedTuple):
     operations: float
 
     def seconds(self, bandwidth: float, operations_per_second: float) -> float:
-        """Returns the least time on hardware of that speed: reading or computing, whichever takes longer.
+        """Returns a lower bound of the time: that of reading or of computing, whichever is longer (roofline).
 
         Args:
-          bandwidth: bytes a second, of all devices together.
-          operations_per_second: the same.
+          bandwidth: bytes per second of all devices together.
+          operations_per_second: operations per second of all devices together.
         """
         return max(
             (self.weights + self.cache + self.cross) / bandwidth, self.operations / operations_per_second
@@ -207,7 +208,7 @@ def decoder_call(
 ) -> Call:
     """Returns the cost of one call of a decoder and its head.
 
-    Kernels of cross-attention keys and values are read once per source, not here.
+    The kernels of cross-attention keys and values are read once per source and not counted.
 
     Args:
       config: its shape (`families.Config`).
@@ -216,7 +217,7 @@ def decoder_call(
     """
     inner, layers = config.num_heads * config.d_kv, config.num_decoder_layers
     of_keys = config.num_kv_heads * config.d_kv
-    # Queries and outputs of each attention, keys and values of the tokens.
+    # The kernels of queries and outputs of each attention, and of keys and values of the tokens.
     attention = 2 * inner * (2 if config.has_cross_kernels else 1) + 2 * of_keys
     per_layer = config.d_model * (attention + (3 if config.gated else 2) * config.d_ff)
     weights = layers * per_layer + config.d_model * config.vocab_size
@@ -236,14 +237,14 @@ def memory_per_device(
     num_slots: int,
     num_new: int,
 ) -> Memory:
-    """Returns what one model takes of each device of a mesh; nothing need be loaded.
+    """Returns the memory of one model on each device of a mesh; shapes suffice.
 
     Args:
       config: its shape (`families.Config`).
       params: arrays or their shapes, each with its sharding (`loading.outline`).
-      cache_sharding: of keys and values `[B, H, ...]` (`sharding.of_cache`). Logits are divided as the
-        embedding is.
-      batch_size, num_source, num_slots, num_new: as of `memory`; B of all devices together.
+      cache_sharding: sharding of keys and values `[B, H, ...]` (`sharding.of_cache`). Logits are divided like
+        the embedding.
+      batch_size, num_source, num_slots, num_new: as in `memory`; B of all devices together.
     """
     rows, heads = cache_sharding.shard_shape((batch_size, config.num_kv_heads))
     embedding = params["embedding"]

@@ -1,11 +1,11 @@
-"""Converts a checkpoint of pytorch_model.bin, whole or in shards, into safetensors, which specjax reads.
+"""Converts a checkpoint from pytorch_model.bin, in one file or in shards, to safetensors.
 
     python -m specjax.convert_checkpoint --input=DIRECTORY --output=DIRECTORY
     python -m specjax.convert_checkpoint --input=google-t5/t5-11b --output=DIRECTORY --dtype=bfloat16
 
-Streams: tensors are read from the disk one by one and written in shards of at most --shard_gb, so that 11 B
-weights in float32 (45 GB) take memory for a shard. Files that PyTorch wrote before version 1.6 cannot be read
-that way and are loaded whole. Needs torch (`pip install torch`). Tokenizer and configs are copied.
+Tensors are read from disk one by one and written in shards of at most --shard_gb, so that 11 B weights in
+float32 (45 GB) need memory for one shard only. Files written by PyTorch before version 1.6 do not allow that
+and are loaded whole. Needs torch (`pip install torch`). Tokenizer and configs are copied.
 """
 
 import argparse
@@ -39,23 +39,23 @@ def convert_checkpoint(
     shard_gb: float = 4.0,
     report: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Writes a checkpoint of pytorch_model.bin again as safetensors, with its configs and its tokenizer.
+    """Converts a checkpoint from pytorch_model.bin to safetensors, and copies its configs and tokenizer.
 
     Args:
       source: a local directory or a hub id.
-      output: the directory to write, which must not exist; it is there whole or not at all.
-      dtype: of the weights; None: as they are.
+      output: the directory to write, which must not exist; it appears only once it is complete.
+      dtype: dtype of the weights; None: unchanged.
       shard_gb: the largest shard, in 10^9 bytes.
-      report: called with a line on each step, as `print`.
+      report: called with a line of text for each step, such as `print`.
 
     Raises:
-      ValueError: there are no such weights, `output` exists, or torch is missing.
+      ValueError: the weights are missing, `output` exists, or torch is missing.
     """
     name, output = os.path.expanduser(os.fspath(source)), pathlib.Path(output)
     if dtype not in (None, *DTYPES):
         raise ValueError(f"`dtype` must be None or one of {', '.join(DTYPES)}, got {dtype!r}")
     if output.exists():
-        raise ValueError(f"`output` must be a new directory, got {output}, which exists; give another")
+        raise ValueError(f"`output` must be a new directory, got {output}, which exists; give another path")
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -77,7 +77,7 @@ def _weight_files(source: str) -> list[str]:
     """Returns the paths of the weights, in order.
 
     Raises:
-      ValueError: there are none.
+      ValueError: a file is missing.
     """
     index = locate(source, f"{LEGACY}.index.json")
     names = [LEGACY]
@@ -91,7 +91,7 @@ def _weight_files(source: str) -> list[str]:
 
 
 def _opened(path: str, report: Callable[[str], object]) -> dict[str, Any]:
-    """Returns the tensors of one file by name, each read from the disk when it is used."""
+    """Returns the tensors of one file by name; each is read from disk when it is used."""
     import torch
 
     try:
@@ -107,7 +107,7 @@ def _opened(path: str, report: Callable[[str], object]) -> dict[str, Any]:
 def _tensors(
     paths: list[str], dtype: str | None, report: Callable[[str], object]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields names and tensors of all files, without copies of the embedding."""
+    """Yields names and tensors of all files, except copies of the embedding."""
     import torch
 
     files = [_opened(path, report) for path in paths]
@@ -118,7 +118,7 @@ def _tensors(
             is_head = name == HEAD and embedding is not None and tensor.data_ptr() == embedding.data_ptr()
             if name in IGNORED or ((name in ALIASES or is_head) and embedding is not None):
                 continue
-            if name in ALIASES:  # the only one there is
+            if name in ALIASES:  # the embedding itself is missing
                 embedding, name = tensor, EMBEDDING
             yield name, tensor.to(getattr(torch, dtype) if dtype else tensor.dtype).clone()
 
@@ -129,7 +129,7 @@ def _write_shards(
     max_bytes: float,
     report: Callable[[str], object],
 ) -> None:
-    """Writes the weights into `folder`, and an index if there are several shards."""
+    """Writes the weights to `folder`, with an index if there are several shards."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []  # the names in each
@@ -162,14 +162,14 @@ def _write_shards(
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Runs the command line."""
     summary, _, details = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         "specjax.convert_checkpoint", None, summary, details, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--input", required=True, help=f"directory or hub id with {LEGACY}")
     parser.add_argument("--output", required=True, help="directory to write; it must not exist")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as they are")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights; default: unchanged")
     parser.add_argument("--shard_gb", type=float, default=4.0, help="largest shard, in 10^9 bytes")
     given = parser.parse_args()
     try:

@@ -1,8 +1,8 @@
-"""Many sources: rows of a batch that have finished get the next sources.
+"""Continuous batching: rows that have finished get the next sources.
 
-A batch that waits for its slowest row leaves the others idle. Here shapes stay as they are while sources
-come and go, so nothing is compiled anew; and since no row depends on the rows beside it, a source's output
-does not depend on what was decoded with it, nor on the order (near ties aside, where S differs).
+A batch that waits for its slowest row leaves the other rows idle. Here rows are refilled at fixed shapes, so
+nothing is recompiled. No row depends on the others, so a source's output does not depend on the batch or on
+the order, except at near ties where S differs.
 
 Axes: B rows, F rows refilled together, S source length.
 """
@@ -25,18 +25,18 @@ from specjax import decode, sharding, writing
 from specjax.decode import Generation, Request
 from specjax.round import FinishReason, LoopState
 
-# (S, sources by index) -> the request that decodes them
+# (S, indices of sources) -> the request that decodes them
 MakeRequest = Callable[[int, Sequence[int]], Request]
 
-# The state before is not needed any more: its buffers are written in place.
+# The old state is not used again, so it is donated: its buffers are updated in place.
 _run = jax.jit(decode.run, donate_argnums=1)
 
 
 class Finished(NamedTuple):
-    """Sources that have been decoded.
+    """Decoded sources.
 
     Attributes:
-      indices: `[n]`, which.
+      indices: `[n]`, indices of the sources.
       generation: their rows, on the host.
     """
 
@@ -45,18 +45,18 @@ class Finished(NamedTuple):
 
 
 def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[tuple[int, list[int]]]:
-    """Sources by padded length, the longest first; a bucket that would not fill a batch joins the next.
+    """Groups sources by padded length; a bucket too small to fill a batch is merged into the next.
 
     Args:
-      lengths: of the sources, in tokens.
-      buckets: values of S, growing; the last is at least the longest source.
+      lengths: lengths of the sources, in tokens.
+      buckets: values of S, ascending; the last is at least the longest source.
       num_rows: B.
 
     Returns:
-      (S, sources by index) of each bucket, the largest S first.
+      (S, indices of sources) of each bucket, the largest S first.
 
     Raises:
-      ValueError: a source is longer than all.
+      ValueError: a source is longer than the largest S.
     """
     groups, group = [], []
     ascending = collections.deque(sorted(range(len(lengths)), key=lambda i: lengths[i]))
@@ -68,13 +68,14 @@ def plan(lengths: Sequence[int], buckets: Sequence[int], num_rows: int) -> list[
             group = []
     if ascending:
         raise ValueError(
-            f"`lengths` must be at most the largest S, {buckets[-1]}, got {lengths[ascending[0]]}; cut it"
+            f"`lengths` must be at most the largest S, {buckets[-1]}, got {lengths[ascending[0]]}; "
+            "truncate the source"
         )
     return groups[::-1]
 
 
 def default_refill_size(num_rows: int, mesh: jax.sharding.Mesh | None = None) -> int:
-    """Returns an F that serves well: about an eighth of B, dividing it, and divided by the mesh."""
+    """Returns the default F, about B / 8: a divisor of B and a multiple of the mesh axis "data"."""
     least = 1 if mesh is None else mesh.shape["data"]
     sizes = [f for f in range(least, max(least, num_rows // 8) + 1, least) if num_rows % f == 0]
     return max(sizes, default=num_rows)
@@ -88,15 +89,15 @@ def decode_all(
     num_refilled: int,
     stop_at: decode.StopAt | None = None,
 ) -> Iterator[Finished]:
-    """Decodes every source, and yields them as they finish.
+    """Decodes all sources; yields them as they finish.
 
     Args:
-      request: makes the request of any F sources; all that it gives for one S share a program.
+      request: returns the request of any F sources; requests of one S share a program.
       lengths, buckets: see `plan`.
       num_rows: B, rows decoded together.
-      num_refilled: F, rows that are refilled together once so many have finished; with F = B, batches of
-        fixed rows, each of which waits for its slowest.
-      stop_at: see `decode.generate`; rounds then run one by one on the host.
+      num_refilled: F, finished rows to wait for before they are refilled together. F = B is static batching,
+        in which each batch waits for its slowest row.
+      stop_at: see `decode.generate`; rounds then run one at a time from the host.
 
     Raises:
       ValueError: F does not divide B.
@@ -116,7 +117,7 @@ def _decode_bucket(
     num_refilled: int,
     stop_at: decode.StopAt | None,
 ) -> Iterator[Finished]:
-    """Sources of one S, through one pool of rows."""
+    """Decodes the sources of one S in one batch of rows."""
     waiting = collections.deque(sources)
     source_of = np.full(num_rows, -1)  # -1: idle
     state = None
@@ -143,7 +144,7 @@ def _decode_bucket(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _idle(state: LoopState, num_rows: int) -> LoopState:
-    """B rows with nothing to do, of the shapes of `state`."""
+    """Returns B ended rows, with the shapes of the rows of `state`."""
     rows = jnp.arange(num_rows) % state.seeds.shape[0]
     state = jax.tree.map(lambda x: x[rows], state)
     return state.replace(
@@ -154,17 +155,17 @@ def _idle(state: LoopState, num_rows: int) -> LoopState:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _refill(state: LoopState, fresh: LoopState, rows: jax.Array) -> LoopState:
-    """Puts the rows of `fresh` at `rows` `[F]` of `state`; those at B are left out."""
+    """Replaces `rows` `[F]` of `state` by the rows of `fresh`; entries equal to B are skipped."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), state, fresh)
 
 
 @dataclasses.dataclass(frozen=True)
 class Journal:
-    """Outputs on disk as they come, a line of JSON each: a run that was killed goes on where it was.
+    """A file of outputs, a line of JSON each, from which a killed run resumes.
 
     Attributes:
-      path: the file, locked while it is open; None keeps the records in memory.
-      records: what is in it, by source.
+      path: the file, locked while it is open; None: records are kept in memory only.
+      records: its records by source.
     """
 
     path: pathlib.Path | None
@@ -173,14 +174,14 @@ class Journal:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: str | os.PathLike | None, header: Mapping[str, Any]) -> Iterator["Journal"]:
-        """Reads what is there, a torn last line left out, or begins a new one.
+        """Opens a journal, dropping an incomplete last line, or creates it.
 
         Args:
-          header: all that outputs depend on, as JSON has it. One of another run is refused.
+          header: all that outputs depend on, as JSON types. It must equal that of an existing journal.
 
         Raises:
-          ValueError: the file is no journal, one of another run, which says what differs, or one that
-            another run is writing.
+          ValueError: the file is not a journal, belongs to another run (the message states what differs), or
+            is in use by another run.
         """
         if path is None:
             yield cls(None, {})
@@ -196,21 +197,21 @@ class Journal:
                     path.write_text(json.dumps(dict(header)) + "\n")
             except BlockingIOError as error:
                 raise ValueError(
-                    f"another run is writing the journal {path}: wait for it, or give another path"
+                    f"another run is writing the journal {path}; wait until it ends, or give another path"
                 ) from error
             except OSError as error:
                 raise ValueError(
-                    f"the journal {path} cannot be written ({error}): give another path"
+                    f"the journal {path} cannot be written ({error}); give another path"
                 ) from error
             yield cls(path, known)
 
     @staticmethod
     def _read(path: pathlib.Path, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """The records in the file, by source; a torn last line is cut off."""
+        """Reads the records by source; cuts off an incomplete last line."""
         written = path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if not whole and not (json.dumps(header) + "\n").encode().startswith(written):
-            raise ValueError(f"{path} is not a journal of outputs: move it away, or write elsewhere")
+            raise ValueError(f"{path} is not a journal of outputs; move it away, or give another path")
         lines = whole.decode(errors="replace").splitlines()
         try:
             found, *records = [json.loads(line) for line in lines] or [header]
@@ -218,19 +219,19 @@ class Journal:
             differing = [key for key in {**header, **found} if header.get(key) != found.get(key)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not a journal of outputs ({error}): move it away, or write elsewhere"
+                f"{path} is not a journal of outputs ({error}); move it away, or give another path"
             ) from error
         if differing:
             raise ValueError(
-                f"{path} is of another run, it differs in {', '.join(differing)}: delete it to begin anew, "
-                "or write elsewhere"
+                f"{path} belongs to another run, which differs in {', '.join(differing)}; delete it to start "
+                "over, or give another path"
             )
         if len(whole) < len(written):
             os.truncate(path, len(whole))
         return known
 
     def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Writes records, each with its source's `index`."""
+        """Appends records, each of which has the `index` of its source."""
         if self.path is not None:
             with self.path.open("a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)

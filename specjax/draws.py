@@ -1,4 +1,4 @@
-"""Where randomness comes from: one key per row and round, a stream for every use of it.
+"""Randomness of a round: one key per row and round, with a separate stream for each draw.
 
 Axes: B rows, K drafts, V vocabulary.
 """
@@ -13,28 +13,27 @@ GROUP = 128  # vocabulary entries summed together by `choose`
 
 
 class Stream(enum.IntEnum):
-    """Which draw of a round: draft tokens, acceptance, or the token after the accepted ones."""
+    """The purpose of a draw: draft tokens, acceptance, or the token after the accepted ones."""
 
     DRAFT = 0
     ACCEPT = 1
     NEXT = 2
 
     def at(self, position: jax.typing.ArrayLike) -> jax.Array:
-        """The stream of one position of the chain: no two share noise."""
+        """Returns the stream of one position; no two positions or purposes share a stream."""
         return len(Stream) * jnp.asarray(position, jnp.int32) + int(self)
 
 
 class KeyDraws(struct.PyTreeNode):
-    """Draws from one key per row, `keys` `[B]`: a function of the row's seed and round only."""
+    """Draws from one key per row, `keys` `[B]`, which depend only on the row's seed and round."""
 
     keys: jax.Array
 
     @classmethod
     def of_round(cls, seeds: jax.Array, num_rounds: jax.Array) -> "KeyDraws":
-        """Keys of one round, from each row's seed `[B] uint32` and own round count `[B] int32`.
+        """Returns the draws of one round, from each row's seed `[B] uint32` and round count `[B] int32`.
 
-        The generator is pinned (threefry), so that a seed means the same whatever the process's
-        default is.
+        The generator is fixed (threefry), so that a seed gives the same draws whatever JAX's default is.
         """
         key = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
         return cls(jax.vmap(jax.random.fold_in)(key, num_rounds))
@@ -55,19 +54,19 @@ def _uniform(key: jax.Array, stream: jax.typing.ArrayLike, shape: tuple[int, ...
 
 
 def choose_by_inverse(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Inverse-CDF sampling in two levels: a group of entries, then an entry of the group.
+    """Samples by inverse CDF in two levels: first a group of entries, then an entry of the group.
 
-    One float32 cumulative sum over 32,128 entries loses the rare ones (an error of 6e-4, thousands
-    never drawn). With sums over groups of 128 and a fresh uniform inside the group the distribution is off
-    by less than 1e-7 in every entry, at a third of the cost; what a whole group of that mass or less
-    gets is up to the 23 bits of a uniform.
+    A single float32 cumulative sum over 32,128 entries loses the rare ones: its error is 6e-4, and thousands
+    are never drawn. With sums over groups of 128 and a fresh uniform within the group, every probability is
+    accurate to 1e-7, at a third of the cost. For a whole group of less mass than that, the 23 bits of a
+    uniform limit the accuracy.
 
     Args:
       weights: `[B, V]` float, not negative, not all zero; need not be normalised.
       uniform: `[B, 2]` in [0, 1).
 
     Returns:
-      `[B] int32`; an entry of zero weight is never returned.
+      Indices `[B] int32`, never of an entry of zero weight.
     """
     num_rows, num_entries = weights.shape
     num_groups = -(-num_entries // GROUP)
@@ -79,13 +78,13 @@ def choose_by_inverse(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _first_above(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The first index whose cumulative weight exceeds `uniform` times the total; `[B] int32`."""
+    """Returns `[B] int32`, the first index whose cumulative weight exceeds `uniform` times the total."""
     cumulative = jnp.cumsum(weights, axis=-1)
     threshold = uniform.astype(weights.dtype) * cumulative[:, -1]
-    # Partial sums of a parallel scan may round apart across an entry of zero weight, and rounding
-    # may carry the threshold up to the total: only positive entries count, the last if none is above.
+    # The partial sums of a parallel scan may differ by rounding across an entry of zero weight, and rounding
+    # may raise the threshold to the total. So only positive entries count, and the last if none is above.
     positive = weights > 0
     above = positive & (cumulative > threshold[:, None])
     last = weights.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)
-    some = above.any(-1) | ~positive.any(-1)  # weights that are not numbers give entry 0
+    some = above.any(-1) | ~positive.any(-1)  # NaN weights give entry 0
     return jnp.where(some, jnp.argmax(above, axis=-1), last).astype(jnp.int32)

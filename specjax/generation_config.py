@@ -1,4 +1,4 @@
-"""What a request asks for: how tokens are chosen, how many, by which seeds, and what ends a row."""
+"""The options of a request: how tokens are chosen, how many, from which seeds, and what ends a row."""
 
 import dataclasses
 import difflib
@@ -17,7 +17,7 @@ from specjax import sampling
 from specjax.types import LogitsProcessor, Options
 
 MAX_INT = np.iinfo(np.int32).max
-# What other libraries call an option -> its name here.
+# The name of an option in other libraries -> its name here.
 _ELSEWHERE = {
     "max_length": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -33,39 +33,39 @@ WholeNumbers = int | Sequence[int] | jax.Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GenerationConfig:
-    """The options of a request. A number is one for all rows, or one per row; lists of ids are for all rows.
+    """The options of a request. A number applies to all rows, or is given per row; lists of ids apply to all.
 
     Options that change the distribution apply in the order of Hugging Face's `generate`: bias and suppressed
-    ids, penalties, repeated n-grams, bad words, minimum length, the function of your own, temperature, top-k,
-    top-p, min-p. They apply to the draft's distribution q and the target's p alike, so the output keeps the
-    distribution that the target has under them. A row in which they leave no token ends ("nonfinite").
+    ids, penalties, repeated n-grams, bad words, minimum length, `logits_processor`, temperature, top-k,
+    top-p, min-p. They apply to the draft's distribution q and the target's p alike, so the output has the
+    target's distribution under these options. A row in which they rule out every token ends ("nonfinite").
 
     Attributes:
       max_new_tokens: at least 0; the limit of a row.
       temperature: 0 (below 1e-5) is greedy. None: 1 if top_k, top_p or min_p is given, else greedy.
-      top_k: at least 1; keeps the k most likely ids, and what ties with the last of them.
+      top_k: at least 1; keeps the k most likely ids, and ids that tie with the last of them.
       top_p: in (0, 1]; keeps an id if the ids more likely than it have less than this probability
         together (Holtzman et al. 2020, section 3.1); ties are kept or dropped together.
       min_p: in [0, 1]; keeps an id if it is at least this times as likely as the likeliest.
       repetition_penalty: above 0; positive logits of ids seen in the output so far, its given
         prefix and start token included, are divided by it, negative ones multiplied (Keskar et
         al. 2019, section 4.1).
-      presence_penalty: is subtracted from the logits of ids that were generated, the prefix not counted.
-      frequency_penalty: is subtracted from them as often as the id was generated; both may be negative.
-      no_repeat_ngram_size: n; no n ids occur twice in the output, its prefix and start token included. One
-        number for all rows; 0: any may.
-      logit_bias: id -> what is added to its logit; -inf: never.
+      presence_penalty: is subtracted from the logits of generated ids, not counting the prefix.
+      frequency_penalty: is subtracted once for each time the id was generated; both may be negative.
+      no_repeat_ngram_size: n; no n-gram of ids occurs twice in the output, its prefix and start token
+        included. One number for all rows; 0: no such limit.
+      logit_bias: id -> number added to its logit; -inf: the id never occurs.
       suppress_tokens: ids that never occur.
       begin_suppress_tokens: ids that are not the first token.
       bad_words_ids: sequences of ids that never occur; the end token alone is left out, as transformers does.
-      logits_processor: a function of your own, (logits, history) -> logits, both as of `[B, N, V]`: see
-        `types.History`. Pure, traced by JAX, and applied at every position, drafted tokens included. Programs
-        are compiled for each function: give the same one each time, not a new lambda.
-      min_new_tokens: no end token is among the first so many tokens.
-      seed: a whole number in 0..2^32 - 1 or a `jax.random.key`, from which each row's seed is made; or one
-        per row, which is that row's own. So `seed=3` and `seed=[3]` of one prompt are different seeds: to
-        repeat one row of a batch, give every row a seed.
-      eos_ids: tokens that end a row; None: the target's own.
+      logits_processor: a custom function (logits `[B, N, V]`, `types.History`) -> logits. It must be pure, is
+        traced by JAX, and is applied at every position, drafted tokens included. A program is compiled for
+        each function object: pass the same one each time, not a new lambda.
+      min_new_tokens: no end token occurs among the first so many tokens.
+      seed: a whole number in 0..2^32 - 1 or a `jax.random.key`, from which each row's seed is derived; or one
+        per row, used as it is. So `seed=3` and `seed=[3]` give one prompt different seeds: to repeat one row
+        of a batch, give every row a seed.
+      eos_ids: tokens that end a row; None: those of the target.
       stop: a text or texts that end a row, at the token that completes one (needs a tokenizer).
 
     >>> config = GenerationConfig(temperature=[0.0, 0.5], top_p=0.9)  # one row greedy, one sampled
@@ -93,14 +93,14 @@ class GenerationConfig:
     stop: str | Sequence[str] = ()
 
     def updated(self, options: dict[str, Any], also: Iterable[str] = ()) -> "GenerationConfig":
-        """Returns the config with `options` in place of its own.
+        """Returns the config updated with `options`.
 
         Args:
           options: values by field.
-          also: what else the caller takes, for suggestions.
+          also: further argument names of the caller, for suggestions.
 
         Raises:
-          ValueError: names that are no options; each with the option that was probably meant.
+          ValueError: an option is unknown; the message suggests the one that was probably meant.
         """
         known = [field.name for field in dataclasses.fields(self)]
         unknown = sorted(options.keys() - set(known))
@@ -115,16 +115,16 @@ class GenerationConfig:
         num_ids: int | None = None,
         vocab_size: int | None = None,
     ) -> Options:
-        """Returns what `sampling.distribution` reads, checked, one entry per row.
+        """Checks the options and returns those that `sampling.distribution` reads, one entry per row.
 
         Args:
           num_rows: B.
           eos_ids: end tokens, which `min_new_tokens` suppresses.
-          num_ids: ids that exist; None: all. Those beyond are never emitted.
-          vocab_size: V, which ids must be below; None: not checked.
+          num_ids: number of ids that exist; ids beyond are never emitted. None: all.
+          vocab_size: V; ids must be below it. None: not checked.
 
         Raises:
-          ValueError: a value that is out of its range, or not one per row.
+          ValueError: a value is out of range, or not one per row.
         """
         values = {name: getattr(self, name) for name in _RANGES}
         if self.temperature is None:
@@ -169,7 +169,7 @@ class GenerationConfig:
         )
 
     def without_neutral(self) -> "GenerationConfig":
-        """Returns the same request without numbers that change nothing: in the program they would cost."""
+        """Returns the same request without options that have no effect, which would still cost time."""
         temperature = self.temperature
         if temperature is None:
             temperature = 0.0 if self.is_greedy else 1.0
@@ -183,7 +183,7 @@ class GenerationConfig:
         return dataclasses.replace(self, temperature=temperature, **neutral)
 
     def described(self) -> dict[str, Any]:
-        """Returns its values as JSON has them: what outputs depend on, the seed apart."""
+        """Returns the values that outputs depend on, without the seed, as JSON types."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del found["seed"]
         processor = found.pop("logits_processor")
@@ -194,31 +194,32 @@ class GenerationConfig:
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike, **hub: Any) -> "GenerationConfig":
-        """Returns the options that a checkpoint's generation_config.json states.
+        """Returns the options in a checkpoint's generation_config.json.
 
-        Hugging Face's `max_length` and `min_length` count the start token, the numbers here do not. Values
-        that are not given are those of transformers, greedy unless `do_sample`, then top-k of 50; the limit
-        alone stays 64. What cannot be followed (beams, length penalty, ...) is named in one warning.
+        Hugging Face's `max_length` and `min_length` count the start token, `max_new_tokens` and
+        `min_new_tokens` do not. Missing values get the defaults of transformers (greedy unless `do_sample`,
+        then top-k of 50), except `max_new_tokens`, which stays 64. One warning lists the options that are not
+        supported (beams, length penalty, ...).
 
         Args:
           directory: a local directory, or a hub id.
           **hub: see `load`.
 
         Raises:
-          ValueError: there is no such file, or it cannot be read.
+          ValueError: the file is missing or cannot be read.
         """
         name = os.path.expanduser(os.fspath(directory))
         path = hub_files.locate(name, "generation_config.json", hub)
         if path is None:
             raise ValueError(
-                f"{name} has no generation_config.json: give a checkpoint that has one, or the options "
+                f"{name} has no generation_config.json: give a checkpoint that has one, or pass the options "
                 "themselves"
             )
         return _from_hf(hub_files.read_json(path))
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no row samples; of traced values False."""
+        """Whether no row samples; False for traced values."""
         if self.temperature is None:
             return all(x is None for x in (self.top_k, self.top_p, self.min_p))
         if isinstance(self.temperature, jax.core.Tracer):
@@ -226,7 +227,7 @@ class GenerationConfig:
         return bool(sampling.is_greedy(jnp.asarray(self.temperature)).all())
 
     def for_rows(self, index: np.ndarray, num_rows: int) -> "GenerationConfig":
-        """Returns the config of rows `index` out of `num_rows`; rows may repeat. Not of traced values."""
+        """Returns the config of rows `index` of `num_rows`; rows may repeat. Values must not be traced."""
 
         def taken(value: Any) -> Any:
             is_per_row = not isinstance(value, str) and np.ndim(value) == 1 and len(value) == num_rows
@@ -240,7 +241,7 @@ class GenerationConfig:
         """`stop` as a tuple.
 
         Raises:
-          ValueError: it holds something else than texts, or an empty one.
+          ValueError: a value is not a text, or is empty.
         """
         strings = [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(strings, list | tuple) or not all(isinstance(s, str) and s for s in strings):
@@ -259,7 +260,7 @@ _RANGES: dict[str, tuple[Any, float, bool, float]] = {
     "frequency_penalty": (jnp.float32, -np.inf, False, np.inf),
     "min_new_tokens": (jnp.int32, 0, True, MAX_INT),
 }
-# The value of an option with which it changes nothing.
+# The value at which an option has no effect.
 _NEUTRAL = {
     "top_p": 1.0,
     "min_p": 0.0,
@@ -274,7 +275,7 @@ def _ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
     """Returns ids as a tuple.
 
     Raises:
-      ValueError: they are no whole numbers in 0..`vocab_size` - 1; None: any.
+      ValueError: an id is not a whole number in 0..`vocab_size` - 1; with None, any id is allowed.
     """
     array = np.asarray(() if ids is None else ids)
     array = array.astype(int) if array.shape == (0,) else array
@@ -286,7 +287,7 @@ def _ids(name: str, ids: Any, vocab_size: int | None) -> tuple[int, ...]:
 
 
 def _biases(logit_bias: Any, vocab_size: int | None) -> dict[int, float]:
-    """Returns `logit_bias`, checked; -inf is allowed, NaN and inf are not."""
+    """Checks and returns `logit_bias`; -inf is allowed, NaN and inf are not."""
     if logit_bias is None:
         return {}
     if not isinstance(logit_bias, Mapping):
@@ -299,7 +300,7 @@ def _biases(logit_bias: Any, vocab_size: int | None) -> dict[int, float]:
 
 
 def _bias(biases: Mapping[int, float], suppressed: Sequence[int], num_ids: int | None) -> jax.Array | None:
-    """Returns `[num_ids] float32`, what is added to logits; None: nothing. Ids beyond do not occur."""
+    """Returns the bias `[num_ids] float32` to add to logits, or None. Ids beyond `num_ids` are ignored."""
     if not biases and not suppressed:
         return None
     bias = np.zeros(max([*biases, *suppressed]) + 1 if num_ids is None else num_ids, np.float32)
@@ -312,7 +313,7 @@ def _bias(biases: Mapping[int, float], suppressed: Sequence[int], num_ids: int |
 
 
 def _right_aligned(words: Sequence[tuple[int, ...]]) -> jax.Array | None:
-    """Returns `[W, L] int32`, each word at the end of its L ids, -1 before it; None: there are none."""
+    """Returns `[W, L] int32`, each word at the end of its L ids, -1 before it; None if there are no words."""
     if not words:
         return None
     longest = max(map(len, words))
@@ -320,7 +321,7 @@ def _right_aligned(words: Sequence[tuple[int, ...]]) -> jax.Array | None:
 
 
 def _as_json(value: Any) -> Any:
-    """Returns numbers, texts and nested lists of them as JSON has them."""
+    """Returns numbers, texts and nested lists of them as JSON types."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return value.tolist()
     return [_as_json(x) for x in value] if isinstance(value, list | tuple | range) else value
@@ -328,7 +329,7 @@ def _as_json(value: Any) -> Any:
 
 # ---- Hugging Face's generation_config.json
 
-# Taken as they are, under the same name.
+# Options with the same name and meaning.
 _SAME_IN_HF = (
     "max_new_tokens",
     "min_new_tokens",
@@ -338,9 +339,9 @@ _SAME_IN_HF = (
     "begin_suppress_tokens",
     "bad_words_ids",
 )
-# Only read where `do_sample` is True; what holds where they are not given.
+# Options that are read only if `do_sample` is True -> their defaults.
 _SAMPLING_IN_HF = {"temperature": 1.0, "top_k": 50, "top_p": None, "min_p": None}
-# What cannot be followed -> values with which it changes nothing.
+# Options that are not supported -> values at which they have no effect.
 _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -369,14 +370,14 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 
 
 def _from_hf(found: Mapping[str, Any]) -> GenerationConfig:
-    """Returns the options that a parsed generation_config.json states; warns of what cannot be followed."""
+    """Returns the options in a parsed generation_config.json; warns of unsupported ones."""
     found = {key: value for key, value in found.items() if value is not None}
     if not isinstance(found.get("do_sample", False), bool):
         raise ValueError(
             f"`do_sample` of generation_config.json must be true or false, got {found['do_sample']!r}"
         )
     options: dict[str, Any] = {name: found[name] for name in _SAME_IN_HF if name in found}
-    # Lengths count the start token there.
+    # Hugging Face's lengths count the start token.
     if "max_length" in found:
         options.setdefault("max_new_tokens", max(found["max_length"] - 1, 0))
     if "min_length" in found:
@@ -402,21 +403,21 @@ def _from_hf(found: Mapping[str, Any]) -> GenerationConfig:
     if ignored:
         listed = ", ".join(f"{key}={value}" for key, value in ignored.items())
         warnings.warn(
-            f"generation_config.json asks for {listed}, which speculative decoding does not follow; all else "
-            "holds",
+            f"generation_config.json asks for {listed}, which speculative decoding does not support; all "
+            "other options are used",
             stacklevel=3,
         )
     return GenerationConfig(**options)
 
 
 def _sequence_bias(pairs: Iterable[Any]) -> tuple[dict[int, float], list[Any]]:
-    """Returns the biases of single ids, and the longer sequences, of a list of [ids, bias]."""
+    """Returns the biases of single ids, and the ids of longer sequences, from a list of [ids, bias]."""
     single = {int(ids[0]): float(bias) for ids, bias in pairs if len(ids) == 1}
     return single, [list(ids) for ids, _ in pairs if len(ids) > 1]
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    """What to answer to an option that does not exist."""
+    """Returns the error message for an unknown option."""
     close = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known, 1)
     remedy = f"did you mean `{close[0]}`?" if close else f"the options are {', '.join(known)}"
     return f"`{name}` is not supported with speculative decoding; {remedy}"
@@ -431,11 +432,11 @@ def per_row(
     closed: bool = True,
     high: float = np.inf,
 ) -> jax.Array:
-    """Returns `value` as `[B]` of `dtype`; what is not traced is checked.
+    """Returns `value` as `[B]` of `dtype`, checked unless it is traced.
 
     Raises:
-      ValueError: not one number or `num_rows` of them, not whole where `dtype` is, not in
-        `low`..`high` (`low` itself only where `closed`), or not finite.
+      ValueError: `value` is not one number or `num_rows` of them, not whole for an integer `dtype`, not in
+        `low`..`high` (`low` itself is allowed only if `closed`), or not finite.
     """
     if not isinstance(value, jax.core.Tracer):
         array = np.asarray(value)
@@ -457,14 +458,14 @@ def per_row(
 
 
 def row_seeds(seed: Any, num_rows: int) -> jax.Array:
-    """Returns `[B] uint32`: the seeds given, or one per row made from a single one.
+    """Returns seeds `[B] uint32`: those given, or one per row derived from a single seed.
 
     Args:
       seed: a whole number or a key, or `num_rows` of them.
       num_rows: B.
 
     Raises:
-      ValueError: numbers that are not whole, not in 0..2^32 - 1, or not one or `num_rows`.
+      ValueError: a seed is not a whole number in 0..2^32 - 1, or there are neither one nor `num_rows`.
     """
     is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
     if not is_key and not isinstance(seed, jax.core.Tracer):
@@ -481,7 +482,7 @@ def row_seeds(seed: Any, num_rows: int) -> jax.Array:
 
 
 def _derived_seed(seed: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the seed of row `index`; the generator is pinned for whole numbers."""
+    """Returns the seed of row `index`; for whole numbers the generator is fixed (threefry)."""
     is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
     key = seed if is_key else jax.random.key(seed, impl="threefry2x32")
     return jax.random.bits(jax.random.fold_in(key, index), dtype=jnp.uint32)

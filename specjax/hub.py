@@ -1,4 +1,4 @@
-"""Files of checkpoints: in a local directory, or in a hub repository."""
+"""Files of checkpoints, in a local directory or a hub repository."""
 
 import json
 import os
@@ -12,24 +12,24 @@ from typing import Any
 
 
 def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Returns the path of one file of a local directory or of a hub repository, None where it is missing.
+    """Returns the path of one file of a local directory or hub repository; None if it is missing.
 
     Args:
-      source: a directory, which wins, or a hub id.
-      name: of the file.
+      source: a directory, which takes precedence, or a hub id.
+      name: the name of the file.
       hub: `revision`, `subfolder`, `token` and the like.
 
     Raises:
-      ValueError: there is neither such a directory nor such a repository.
+      ValueError: neither a directory nor a repository of this name was found.
     """
     if os.path.isdir(source):
         path = os.path.join(source, hub.get("subfolder") or "", name)
         return path if os.path.isfile(path) else None
     if os.path.isfile(source):
-        raise ValueError(f"{source!r} is a file: give the directory that holds it")
+        raise ValueError(f"{source!r} is a file: give the directory that contains it")
     if source.startswith(("/", ".")) or source.count("/") > 1 or "\\" in source:
         raise ValueError(f"no directory {source!r}: give one that exists, or a hub id (google-t5/t5-small)")
-    from transformers.utils.hub import cached_file  # slow to import, and needed for hub ids only
+    from transformers.utils.hub import cached_file  # slow to import, and only needed for hub ids
 
     try:
         return cached_file(source, name, _raise_exceptions_for_missing_entries=False, **reachable(hub))
@@ -40,7 +40,7 @@ def locate(source: str, name: str, hub: Mapping[str, Any] = MappingProxyType({})
 
 
 def reachable(hub: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `hub`, for local files only where the hub's name is unknown: it is retried for 20 s."""
+    """Returns `hub`, set to local files if the host cannot be resolved, which would be retried for 20 s."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     if not urllib.request.getproxies():
         try:
@@ -51,15 +51,15 @@ def reachable(hub: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Returns the object in a file.
+    """Returns the JSON object in a file.
 
     Raises:
-      ValueError: it holds no JSON, or something else than an object.
+      ValueError: the file is not valid JSON, or not an object.
     """
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): fetch or copy it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: fetch or copy it again")
+        raise ValueError(f"{path} is not a JSON object: fetch or copy it again")
     return content

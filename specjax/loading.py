@@ -1,4 +1,4 @@
-"""Models and heads from disk, with their tokenizers, on one device or on a mesh."""
+"""Loading of models, tokenizers and heads, onto one device or a mesh."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ class Model:
     Attributes:
       network: the network with its params; its vocabulary is the tokenizer's.
       tokenizer: a transformers tokenizer, or None.
-      max_source_length: the most ids of a source unless a call states another number.
+      max_source_length: the most ids of a source; a call may override it.
     """
 
     network: t5.T5Network
@@ -50,7 +50,7 @@ class Model:
 
     @property
     def config(self) -> families.Config:
-        """Shape and flavour."""
+        """The shape and flavour of the network."""
         return self.network.config
 
     @property
@@ -60,12 +60,12 @@ class Model:
 
     @property
     def num_ids(self) -> int | None:
-        """Ids that the tokenizer knows, where the vocabulary has padding rows beyond them; None: all."""
+        """Number of ids of the tokenizer, where the vocabulary is padded beyond them; None: all."""
         return self.network.num_ids
 
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
-        """What it was loaded onto; None: one device."""
+        """The mesh that it was loaded onto; None: one device."""
         return self.network.mesh
 
 
@@ -84,34 +84,35 @@ def load(
     Args:
       name_or_directory: for example "google-t5/t5-small", or a directory with config.json,
         model.safetensors (or its sharded index) and tokenizer files.
-      dtype: compute dtype, "float32", "bfloat16" or "float16", or the same of jax.numpy; None: float32 on
+      dtype: compute dtype, "float32", "bfloat16" or "float16", or one of jax.numpy; None: float32 on
         a CPU, bfloat16 on GPU and TPU.
-      mesh: of `sharding.make_mesh`: every tensor goes straight to the devices that hold a part of it, and
-        decoding runs on all of them. A draft lies on the mesh of its target. None: one device.
-      rules: what is divided over "model"; `sharding.REPLICATED` replicates the model, as suits a small
-        draft.
-      max_source_length: the most ids of a source. T5's positions are relative, so any number will do; the
-        encoder's attention takes memory by its square, a decoder's cache in proportion.
+      mesh: from `sharding.make_mesh`: every tensor is read straight to the devices that store a part of it,
+        and decoding runs on all of them. A draft must be on the mesh of its target. None: one device.
+      rules: which axes are divided over "model"; `sharding.REPLICATED` replicates the model, which suits a
+        small draft.
+      max_source_length: the most ids of a source. T5's positions are relative, so any number works. Memory
+        grows with its square in the encoder's attention, and in proportion in the decoder's cache.
       adapter: a directory or hub id of a LoRA adapter in PEFT's format (adapter_config.json,
         adapter_model.safetensors), merged in float32 while the weights are read; None: no adapter.
       **hub: `revision`, `subfolder`, `token`, `cache_dir` and `local_files_only`, for the hub.
 
     Raises:
-      ValueError: a config or tensors that do not fit, each named; a mesh that does not divide them.
+      ValueError: the config is not supported, tensors do not fit it (each is named), or the mesh does not
+        divide them.
     """
     if not isinstance(name_or_directory, str | os.PathLike):
         raise ValueError(f"`name_or_directory` must be a hub id or a directory, got {name_or_directory!r}")
     unknown = sorted(hub.keys() - set(_HUB_OPTIONS))
     if unknown:
         known = ", ".join(("dtype", "mesh", "rules", "max_source_length", "adapter", *_HUB_OPTIONS))
-        raise ValueError(f"`{unknown[0]}` is no option of load; the options are {known}")
+        raise ValueError(f"`{unknown[0]}` is not an option of load; the options are {known}")
     if adapter is not None and not isinstance(adapter, str | os.PathLike):
         raise ValueError(f"`adapter` must be a directory or a hub id, got {adapter!r:.80}")
     check_max_source_length(max_source_length)
     place = None
     if mesh is not None:
         if not isinstance(mesh, jax.sharding.Mesh) or set(mesh.axis_names) != {"data", "model"}:
-            raise ValueError(f"`mesh` must be one of specjax.sharding.make_mesh(data, model), got {mesh!r}")
+            raise ValueError(f"`mesh` must be from specjax.sharding.make_mesh(data, model), got {mesh!r}")
         place = functools.partial(sharding.param_shardings, mesh=mesh, rules=rules)
     config, params = convert.load(name_or_directory, dtype, place, hub, adapter)
     cache_sharding = None if mesh is None else sharding.of_cache(mesh, rules, config.num_kv_heads)
@@ -120,7 +121,7 @@ def load(
 
 
 def check_loaded(target: Any) -> None:
-    """Raises a ValueError where `target` is no loaded model."""
+    """Raises a ValueError if `target` is not a loaded model."""
     if not isinstance(target, Model):
         raise ValueError(f"`target` must be a loaded model, got {target!r:.80}; target = specjax.load(...)")
 
@@ -128,10 +129,10 @@ def check_loaded(target: Any) -> None:
 def outline(
     config: families.Config, mesh: jax.sharding.Mesh, rules: sharding.Rules = sharding.T5_RULES
 ) -> Model:
-    """Returns what `load` would on a mesh, without weights and tokenizer: shapes and their shardings.
+    """Returns the model that `load` would return on a mesh, without tokenizer and with shapes as params.
 
     Raises:
-      ValueError: the mesh does not divide them.
+      ValueError: the mesh does not divide the params.
     """
     shapes = convert.shapes(config)
     placed = jax.tree.map(
@@ -145,13 +146,13 @@ def outline(
 
 @jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwork:
-    """Loads what `experiments.train_heads` wrote for a target: Medusa, EAGLE or one-pass heads.
+    """Loads Medusa, EAGLE or one-pass heads that `experiments.train_heads` wrote for a target.
 
-    On a mesh they are replicated, and so are copies of the target's embedding and head, which they read: V M
-    numbers each on every device (251 MiB for T5 XXL in bfloat16), so that drafting waits for no other device.
+    On a mesh the heads are replicated, and so are copies of the target's embedding and head, which they read:
+    V M numbers each on every device (251 MiB for T5 XXL in bfloat16). So drafting waits for no other device.
 
     Raises:
-      ValueError: they were made for another target, or are damaged.
+      ValueError: the heads were trained for another target, or are damaged.
     """
     check_loaded(target)
     network = heads_io.load(directory, target.network)
@@ -165,15 +166,15 @@ def load_heads(directory: str | os.PathLike, target: Model) -> heads.HeadsNetwor
 
 @jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
 def int8(model: Model) -> Model:
-    """Returns the model with weights in eight bits: a draft that needs no training, or a target of its own.
+    """Returns the model with int8 weights: a draft that needs no training, or a smaller target.
 
-    As a target it is a different model; speculation is then lossless with respect to it.
+    As a target it is a different model; speculative decoding is then lossless with respect to it.
 
     Raises:
-      ValueError: it is no loaded model, or in eight bits already.
+      ValueError: `model` is not a loaded model, or is int8 already.
     """
     if not isinstance(model, Model) or isinstance(model.network, quantize.QuantizedNetwork):
-        raise ValueError(f"`model` must be a model as specjax.load returns it, got {model!r:.80}")
+        raise ValueError(f"`model` must be a model from specjax.load, got {model!r:.80}")
     return dataclasses.replace(model, network=quantize.QuantizedNetwork.of(model.network))
 
 
@@ -181,18 +182,18 @@ def load_tokenizer(name_or_directory: str | os.PathLike, **hub: Any) -> Any:
     """Loads the transformers tokenizer of a hub id or a local directory.
 
     Args:
-      name_or_directory: see `load`, as `hub`.
+      name_or_directory, **hub: see `load`.
 
     Raises:
-      ValueError: the directory holds none.
+      ValueError: no tokenizer was found.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on missing torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # silences a warning about missing torch
     import transformers
 
     name = os.path.expanduser(os.fspath(name_or_directory))
     needed = f"no tokenizer in {name!r}: it needs {', or '.join(_VOCABULARY_FILES)}"
     folder = os.path.join(name, hub.get("subfolder") or "")
-    # transformers 5 would make an empty one. ByT5's alone needs no vocabulary.
+    # Without a vocabulary transformers 5 returns an empty tokenizer. Only ByT5's needs none.
     if os.path.isdir(folder) and not any(os.path.isfile(os.path.join(folder, f)) for f in _VOCABULARY_FILES):
         config = os.path.join(folder, "tokenizer_config.json")
         if not os.path.isfile(config) or '"ByT5Tokenizer"' not in pathlib.Path(config).read_text("utf-8"):

@@ -1,4 +1,4 @@
-"""Quality of generated text, by the field's own libraries."""
+"""Quality metrics of generated text, computed by the standard libraries."""
 
 import importlib
 import importlib.metadata
@@ -12,7 +12,7 @@ _BETWEEN_SENTENCES = re.compile(
 
 
 def _imported(module: str, metric: str) -> Any:
-    """Returns a module of the extra `metrics`; imported when a metric is first asked for."""
+    """Imports and returns a module of the extra `metrics`, on first use."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -20,10 +20,10 @@ def _imported(module: str, metric: str) -> Any:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Returns corpus BLEU (sacrebleu, cased, 13a tokenisation) and the signature to report beside it.
+    """Returns corpus BLEU (sacrebleu, cased, 13a tokenisation) and the signature to report with it.
 
     Raises:
-      ValueError: different counts, or none; both are named.
+      ValueError: the counts differ or are 0; the message states both.
     """
     sacrebleu = _imported("sacrebleu", "BLEU")
     _check_counts(hypotheses, references)
@@ -32,9 +32,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], str]:
-    """Returns mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum in percent, and the signature to report beside it.
+    """Returns mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum in percent, and the signature to report with it.
 
-    By rouge-score with its stemmer. ROUGE-Lsum compares sentence by sentence, but T5's tokenizer
+    Computed by rouge-score with its stemmer. ROUGE-Lsum compares sentence by sentence, but T5's tokenizer
     drops the newlines that separate them, so both sides are split by `split_sentences`.
 
     Returns:
@@ -42,7 +42,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[st
       `rouge-score:0.1.2|stemmer:yes|sentences:newline+punctuation|mean:f1`.
 
     Raises:
-      ValueError: different counts, or none; both are named.
+      ValueError: the counts differ or are 0; the message states both.
     """
     rouge_scorer = _imported("rouge_score.rouge_scorer", "ROUGE")
     _check_counts(hypotheses, references)
@@ -58,9 +58,9 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[st
 
 
 def split_sentences(text: str) -> str:
-    """Breaks lines after `.`, `!` or `?` (closing quotes included) before a capital or digit.
+    """Inserts a newline after `.`, `!` or `?` (and closing quotes) before a capital or digit.
 
-    Newlines stay. "Mr. Smith" is broken too, alike in hypothesis and reference.
+    Existing newlines stay. "Mr. Smith" is split too, in hypothesis and reference alike.
     """
     return _BETWEEN_SENTENCES.sub(r"\1\n", text)
 
@@ -68,6 +68,6 @@ def split_sentences(text: str) -> str:
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
-            f"`hypotheses` and `references` must be one each, got {len(hypotheses)} hypotheses and "
-            f"{len(references)} references; give at least one"
+            f"`hypotheses` and `references` must be of equal number, at least 1, got "
+            f"{len(hypotheses)} hypotheses and {len(references)} references"
         )

@@ -118,7 +118,7 @@ def _counts(history: History, logits: jax.Array, new_only: bool) -> jax.Array:
 
 
 def _completions_of_ngrams(history: History, size: int) -> jax.Array:
-    """Returns `[B, N, T - size + 1]`, the ids after earlier occurrences of the last `size` - 1 ids, else -1."""
+    """Returns `[B, N, T - size + 1]`, the ids after earlier copies of the last `size` - 1 ids, else -1."""
     assert history.tokens is not None and history.length is not None
     num_starts = history.tokens.shape[-1] - size + 1
     starts = jnp.arange(num_starts)[None, None, :]

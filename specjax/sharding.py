@@ -1,11 +1,11 @@
-"""Where arrays lie: a mesh of data x model, and partition rules by parameter path.
+"""Placement of arrays: a mesh of data x model, and partition rules by parameter path.
 
 Axes of the mesh: "data" divides the rows of a batch, "model" divides heads, the feed-forward
 width and the vocabulary (Shoeybi et al. 2019, section 3). Both are `Auto`: the compiler
 propagates the placement of params and batches through the program.
 
-With several processes (hosts) every one runs the same program on the same inputs, holds the parts
-of its own devices, and gets the whole result (`fetch`).
+With several processes (hosts) each runs the same program on the same inputs, stores the parts of its own
+devices, and returns the whole result (`fetch`).
 """
 
 import os
@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 Rules = Sequence[tuple[str, P]]
 
-# Searched for in "encoder_layers_0/attention/q"; of those that are found the first decides that the mesh
-# divides: keys and values of fewer heads than devices (grouped heads, as T5Gemma has them) are whole on each.
+# Patterns are searched for in paths such as "encoder_layers_0/attention/q". Of the rules that match, the
+# first whose axes the mesh divides decides: so keys and values with fewer heads than devices (the grouped
+# heads of T5Gemma) are replicated.
 T5_RULES: Rules = (
     (r"(^|/)embedding$", P("model", None)),  # [V, M]
     (r"^head$", P(None, "model")),  # [M, V]
@@ -40,22 +41,22 @@ REPLICATED: Rules = ((r"", P()),)  # for small networks
 def join_processes(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Makes the devices of several processes one set; call it before anything else touches a device.
+    """Connects several processes, so that JAX sees all their devices; call it before any other use of JAX.
 
     Args:
-      coordinator: "host:port" of process 0. None: all three are detected, as on a TPU VM, under Slurm
-        or Open MPI (`jax.distributed.initialize`).
-      num_processes: how many there are.
-      process_id: which this one is, from 0.
+      coordinator: "host:port" of process 0. None: all three arguments are detected, as on a TPU VM or under
+        Slurm or Open MPI (`jax.distributed.initialize`).
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
 
     Raises:
-      ValueError: only some of the three, or a `process_id` out of range.
+      ValueError: only some of the three are given, or `process_id` is out of range.
     """
     given = (coordinator, num_processes, process_id)
     if None in given and given != (None,) * 3:
         raise ValueError(
-            f"`coordinator`, `num_processes` and `process_id` must be given together, got {given}; leave all "
-            "out where they can be detected"
+            f"`coordinator`, `num_processes` and `process_id` must be given together, got {given}; omit all "
+            "three where they can be detected"
         )
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ValueError(f"`process_id` must be in 0..{num_processes - 1}, got {process_id}")
@@ -66,7 +67,7 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
     """Returns a mesh of the first `data * model` devices.
 
     Raises:
-      ValueError: a size below 1, fewer devices than that, or devices left out with several processes.
+      ValueError: a size below 1, too few devices, or unused devices with several processes.
     """
     if not all(isinstance(size, int) and size >= 1 for size in (data, model)):
         raise ValueError(
@@ -75,11 +76,12 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
     devices = jax.devices()
     if data * model > len(devices):
         raise ValueError(
-            f"`data` times `model` must be at most {len(devices)}, all devices, got {data} * {model}"
+            f"`data` times `model` must be at most {len(devices)}, the number of devices, got "
+            f"{data} * {model}"
         )
     if data * model < len(devices) and jax.process_count() > 1:
         raise ValueError(
-            f"`data` times `model` must be {len(devices)}, all devices of {jax.process_count()} processes, "
+            f"`data` times `model` must be {len(devices)}, the devices of {jax.process_count()} processes, "
             f"got {data} * {model}"
         )
     return jax.make_mesh(
@@ -88,7 +90,7 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the placement of whole arrays on every device."""
+    """Returns the placement of replicated arrays."""
     return NamedSharding(mesh, P())
 
 
@@ -101,8 +103,9 @@ def of_cache(mesh: Mesh, rules: Rules = T5_RULES, num_heads: int | None = None) 
     """Returns the placement of cached keys and values `[B, H, ...]`: rows over "data", heads by `rules`.
 
     Args:
-      num_heads: of keys and values; None: as many as the mesh divides. Where it does not divide them they are
-        whole, and the second axis is named all the same: None, for the network itself is divided.
+      num_heads: heads of keys and values; None: a number that the mesh divides. If the mesh does not divide
+        them, the second axis of the result is None rather than left out, which states that the network itself
+        is divided (see `keep_whole`).
     """
     over = next(iter(_matching(rules, "decoder_layers_0/attention/k")[0][1:2]), None)
     if over is None:
@@ -112,7 +115,7 @@ def of_cache(mesh: Mesh, rules: Rules = T5_RULES, num_heads: int | None = None) 
 
 
 def mesh_of(params: Any) -> Any:
-    """Returns the mesh that params (or their shapes) lie on; None: not on one of `make_mesh`."""
+    """Returns the mesh of params (or of their shapes); None: they are on no mesh of `make_mesh`."""
     for leaf in jax.tree.leaves(params):
         place = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
         if isinstance(place, NamedSharding) and "data" in place.mesh.shape:
@@ -121,20 +124,20 @@ def mesh_of(params: Any) -> Any:
 
 
 def check_rows(mesh: Mesh, num_rows: int) -> None:
-    """Raises a ValueError where a mesh does not divide the rows of a batch."""
+    """Raises a ValueError if a mesh does not divide the rows of a batch."""
     size = mesh.shape["data"]
     if num_rows % size:
         raise ValueError(
-            f"`source_ids` must have a multiple of {size} rows (prompts times num_samples), the devices of "
-            f"the mesh axis 'data', got {num_rows}; or use a mesh of fewer"
+            f"`source_ids` must have a multiple of {size} rows (prompts times num_samples), the size of the "
+            f"mesh axis 'data', got {num_rows}; add rows, or use a smaller mesh"
         )
 
 
 def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
-    """Puts every array `[B, ...]` of a batch onto the devices that its rows belong to.
+    """Places every array `[B, ...]` of a batch, its rows divided over "data".
 
     Args:
-      batch: arrays of any structure, whole and equal in every process; traced ones are constrained.
+      batch: a pytree of arrays, equal in every process; traced ones are constrained.
       num_rows: B.
 
     Raises:
@@ -153,14 +156,14 @@ def place_rows(batch: Any, mesh: Mesh, num_rows: int) -> Any:
 
 
 def keep_whole(tree: Any, place: NamedSharding | None) -> Any:
-    """Constrains what a replicated network computes, arrays `[B, ...]`, to be whole on every device.
+    """Constrains the outputs `[B, ...]` of a replicated network to stay undivided, except over rows.
 
-    Without it the compiler carries the target's divided vocabulary and heads over to the draft, and every
+    Without it the compiler propagates the target's divided vocabulary and heads to the draft, and every
     drafted token waits for other devices.
 
     Args:
-      place: of the network's cache (see `of_cache`); None, or that of a divided network: nothing is
-        constrained.
+      place: the placement of the network's cache (see `of_cache`). If it is None or that of a divided
+        network, nothing is constrained.
     """
     if place is None or len(place.spec) > 1:
         return tree
@@ -168,25 +171,25 @@ def keep_whole(tree: Any, place: NamedSharding | None) -> Any:
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Puts whole arrays, equal in every process, onto every device."""
+    """Replicates arrays, which are equal in every process, on every device."""
     put = lambda x: jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])  # noqa: E731
     return jax.tree.map(lambda leaf: put(np.asarray(leaf)), tree)
 
 
 def memory_bytes(devices: Collection[jax.Device]) -> int | None:
-    """Returns the memory that these devices have together, all being like a local one; None: unknown."""
+    """Returns the total memory of these devices, which are of one kind; None: unknown."""
     device = next(device for device in devices if device.process_index == jax.process_index())
-    if device.platform == "cpu":  # all of a host's share its memory
+    if device.platform == "cpu":  # the CPU devices of a host share its memory
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError):  # no POSIX
+        except (AttributeError, ValueError):  # not POSIX
             return None
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return None if limit is None else limit * len(devices)
 
 
 def fetch(tree: Any) -> Any:
-    """Returns numpy arrays, whole in every process; all processes must call it."""
+    """Returns whole NumPy arrays in every process; all processes must call it."""
 
     def one(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -197,7 +200,7 @@ def fetch(tree: Any) -> Any:
 
 
 def _matching(rules: Rules, name: str) -> list[P]:
-    """Returns the partitions of the rules that match a path, at least one."""
+    """Returns the partition specs of the rules that match a path, at least one."""
     found = [spec for pattern, spec in rules if re.search(pattern, name)]
     if not found:
         raise ValueError(f"no partition rule matches the parameter {name!r}: add one to `rules`")
@@ -205,7 +208,7 @@ def _matching(rules: Rules, name: str) -> list[P]:
 
 
 def _undivided(spec: P, shape: Sequence[int], mesh: Mesh) -> list[tuple[int, Any]]:
-    """Returns the axes that a mesh does not divide as `spec` asks, with the mesh axis of each."""
+    """Returns the axes that the mesh cannot divide as `spec` requires, each with its mesh axis."""
     return [(i, part) for i, part in enumerate(spec) if part is not None and shape[i] % mesh.shape[part]]
 
 
@@ -214,11 +217,11 @@ def param_shardings(params: Any, mesh: Mesh, rules: Rules = T5_RULES) -> Any:
 
     Args:
       params: nested dicts of arrays, or of their shapes.
-      rules: (regular expression, partition) pairs; of those that match a path the first decides that the
-        mesh divides.
+      rules: (regular expression, partition) pairs; of the rules that match a path, the first whose axes the
+        mesh divides is used.
 
     Raises:
-      ValueError: a path that no rule matches, or an axis that the mesh does not divide.
+      ValueError: no rule matches a path, or the mesh does not divide an axis.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:

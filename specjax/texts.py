@@ -1,4 +1,4 @@
-"""Strings to token ids, and back."""
+"""Conversion of text to token ids and back."""
 
 import dataclasses
 import hashlib
@@ -20,13 +20,13 @@ class Output:
     """What `generate` returns: one entry per prompt and sample, samples of a prompt side by side.
 
     Attributes:
-      texts: decoded text, special tokens left out.
-      token_ids: emitted ids: no start token, no padding, the end token kept where it was emitted.
+      texts: decoded texts, without special tokens.
+      token_ids: emitted ids, without start token and padding; an emitted end token is included.
       log_probs: log softmax of the target's raw logits at every emitted token.
-      processed_log_probs: log of the distribution that was sampled from; 0 where greedy.
-      finish_reasons: "eos", "length", "stop" (a stop string), or "nonfinite" (the target's logits were
-        not numbers).
-      stats: counts; `stats.alpha` and `stats.tau` per row, `stats.total()` over all.
+      processed_log_probs: log of the distribution that was sampled from; 0 for greedy rows.
+      finish_reasons: "eos", "length", "stop" (a stop string), or "nonfinite" (the target's logits were not
+        finite, or the options ruled out every token).
+      stats: counts; `stats.alpha` and `stats.tau` per row, `stats.total()` over all rows.
     """
 
     texts: list[str]
@@ -38,10 +38,10 @@ class Output:
 
 
 def check_prompts(prompts: Any) -> list[str]:
-    """The prompts as a list.
+    """Checks the prompts and returns them as a list.
 
     Raises:
-      ValueError: they are no texts, or none.
+      ValueError: a prompt is not a text, or there are none.
     """
     several = not isinstance(prompts, str | bytes | Mapping) and hasattr(prompts, "__iter__")
     found = list(prompts) if several else []
@@ -62,11 +62,11 @@ def check_prompts(prompts: Any) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What ids mean. Hashable, compared by digest: networks with equal tokenizers share programs.
+    """The pieces of a tokenizer. Hashable, compared by digest: networks with equal tokenizers share programs.
 
     Attributes:
-      digest: of all pieces and their ids.
-      pieces: by id.
+      digest: digest of all pieces and their ids.
+      pieces: id -> piece.
     """
 
     digest: str
@@ -83,19 +83,19 @@ class Vocabulary:
 
 
 def check_vocabularies(target: Vocabulary | None, draft: Vocabulary | None) -> None:
-    """Raises a ValueError where the same ids mean other pieces; the first id that differs is named."""
+    """Raises a ValueError if an id has different pieces; the message states the first such id."""
     if target is None or draft is None or target == draft:
         return
     ids = sorted(target.pieces.keys() | draft.pieces.keys())
     first = next(i for i in ids if target.pieces.get(i) != draft.pieces.get(i))
     raise ValueError(
-        f"the draft's tokenizer must be the target's, got id {first} as {draft.pieces.get(first)!r}, in the "
-        f"target {target.pieces.get(first)!r}; load a draft that was trained with the target's tokenizer"
+        f"the draft's tokenizer must be the target's, got {draft.pieces.get(first)!r} for id {first}, which "
+        f"is {target.pieces.get(first)!r} in the target; load a draft trained with the target's tokenizer"
     )
 
 
 def check_max_source_length(value: Any) -> None:
-    """Raises a ValueError where it is no whole number of at least 1."""
+    """Raises a ValueError if `value` is not a whole number of at least 1."""
     if not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"`max_source_length` must be a whole number of at least 1, got {value!r}")
 
@@ -108,15 +108,15 @@ def source_ids(
     max_source_length: int = MAX_SOURCE_LENGTH,
     eos_ids: Sequence[int] = (1,),
 ) -> list[list[int]]:
-    """The ids of every prompt, as the tokenizer ends it: T5's with the end token.
+    """Returns the ids of every prompt; T5's tokenizer appends the end token.
 
     Args:
-      vocab_size: rows of the embedding; None: not checked.
-      max_source_length: the most ids of a prompt; `truncate` cuts what has more, and keeps an end token.
+      vocab_size: rows of the embedding; None: ids are not checked.
+      max_source_length: the most ids of a prompt; `truncate` cuts longer ones, and keeps an end token.
       eos_ids: end tokens.
 
     Raises:
-      ValueError: sources over the limit and `truncate` is False, or an id without an embedding.
+      ValueError: a source exceeds the limit and `truncate` is False, or an id has no embedding.
     """
     rows = [list(ids) for ids in tokenizer(list(prompts), verbose=False).input_ids]
     for i, row in enumerate(rows):
@@ -149,10 +149,10 @@ def encode_prefixes(
     pad_id: int,
     vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The decoder's input so far: `[B, P] int32`, the start token first, and lengths `[B]`.
+    """Returns the decoder prefixes `[B, P] int32`, start token first, and their lengths `[B]`.
 
     Raises:
-      ValueError: not one text, nor one per row; an id without an embedding, of which there are `vocab_size`.
+      ValueError: `texts` is neither one text nor one per row, or an id is not below `vocab_size`.
     """
     if not isinstance(texts, str | Sequence | None):
         raise ValueError(
@@ -176,9 +176,9 @@ def encode_prefixes(
 
 
 def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int], int | None] | None:
-    """Returns a `decode.StopAt` that ends a row where its decoded text first contains one of `strings`.
+    """Returns a `decode.StopAt` that ends a row once its decoded text contains one of `strings`.
 
-    All of the text is searched after every token. None without strings.
+    The whole text is searched after every token. Returns None without strings.
     """
     if not strings:
         return None
@@ -196,10 +196,10 @@ def stop_at(tokenizer: Any, strings: Sequence[str]) -> Callable[[list[int], int]
 
 
 def settled_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Returns the text of the first ids of an output, as far as no id that follows can change it.
+    """Returns the text of the first ids of an output, up to where later ids can still change it.
 
-    Blanks at the end are left out, and so are the first bytes of a character; where the tokenizer cleans up
-    blanks ("do n't" becomes "don't"), so is the last word.
+    Trailing blanks and incomplete characters are left out. If the tokenizer cleans up blanks ("do n't"
+    becomes "don't"), the last word is left out too.
     """
     text = tokenizer.decode(list(ids), skip_special_tokens=True).rstrip("\ufffd").rstrip()
     cleans_up = getattr(tokenizer, "clean_up_tokenization_spaces", False)
@@ -207,10 +207,10 @@ def settled_text(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def to_records(indices: Sequence[int], generation: Generation) -> list[dict[str, Any]]:
-    """A row each, as JSON has it, with the `index` given for it.
+    """Returns a JSON record for each row, with its `index` among `indices`.
 
     Args:
-      generation: on the host.
+      generation: NumPy arrays.
     """
     stats = {
         field.name: getattr(generation.stats, field.name).tolist() for field in dataclasses.fields(Stats)
@@ -227,7 +227,7 @@ def to_records(indices: Sequence[int], generation: Generation) -> list[dict[str,
 
 
 def from_records(tokenizer: Any, records: Sequence[dict[str, Any]]) -> Output:
-    """The rows in their order, with their texts."""
+    """Returns the output of the records, in order, with decoded texts."""
     fields: dict[str, Any] = {name: [record[name] for record in records] for name in _FIELDS}
     names = [field.name for field in dataclasses.fields(Stats)]
     counts: Any = [np.array([record["stats"][name] for record in records]) for name in names]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and have one writer at a time."""
+"""Atomic writes, and locks for one writer at a time."""
 
 import contextlib
 import os
@@ -12,13 +12,12 @@ except ImportError:  # Windows: nothing is locked
 
 
 def write_whole(files: Mapping[pathlib.Path, Callable[[pathlib.Path], object]]) -> None:
-    """Writes all of `files` under temporary names beside them, then renames them in their order.
+    """Writes all of `files` under temporary names, then renames them in order.
 
-    A writer that fails leaves every file as it was. The one that says that the others are complete
-    comes last.
+    If a writer fails, every file stays as it was. Give the file that marks the others as complete last.
 
     Args:
-      files: path -> a function that writes its content to the path it is given.
+      files: path -> a function that writes the content to the path it is given.
     """
     temporary = {path: path.with_name(f".{path.name}.part") for path in files}
     try:
@@ -33,12 +32,12 @@ def write_whole(files: Mapping[pathlib.Path, Callable[[pathlib.Path], object]]) 
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike) -> Iterator[None]:
-    """Keeps other processes that ask for the same out of a file or directory, which exists.
+    """Locks an existing file or directory against other processes that call this function.
 
-    The lock is the kernel's: that of a process that was killed is gone with it.
+    It is a lock of the kernel, which releases it when the process ends or is killed.
 
     Raises:
-      BlockingIOError: another holds it.
+      BlockingIOError: another process holds the lock.
     """
     if fcntl is None:
         yield

@@ -138,7 +138,7 @@ def test_a_journal_of_other_options_raises(target, tmp_path):
         target, PROMPTS, batch_size=2, journal=tmp_path / "journal", **options
     )
     run(max_new_tokens=3)
-    with pytest.raises(ValueError, match="differs in config: delete it"):
+    with pytest.raises(ValueError, match="which differs in config; delete it"):
         run(max_new_tokens=4)
     with pytest.raises(ValueError, match="`batch_size` must be.*got 0"):
         specjax.generate_all(target, PROMPTS, batch_size=0)
@@ -169,7 +169,7 @@ def test_unusable_argument_is_refused_by_name(target, options, words):
 def test_draft_with_another_tokenizer_is_refused(target):
     """The first id that differs is named."""
     other = random_model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
-    with pytest.raises(ValueError, match="got id 4 as 'c', in the target 'b'"):
+    with pytest.raises(ValueError, match="got 'c' for id 4, which is 'b' in the target"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
 
 
@@ -362,5 +362,5 @@ def test_journal_knows_the_options_that_outputs_depend_on(target, tmp_path):
     outputs = specjax.generate_all(target, prompts, **lists, **own, **options)
     assert outputs.token_ids == specjax.generate_all(target, prompts, **lists, **own, **options).token_ids
     assert outputs.token_ids == specjax.generate(target, prompts, **lists, **own, max_new_tokens=6).token_ids
-    with pytest.raises(ValueError, match="is of another run, it differs in config"):
+    with pytest.raises(ValueError, match="belongs to another run, which differs in config;"):
         specjax.generate_all(target, prompts, **lists, **options)

@@ -126,7 +126,7 @@ def test_a_journal_of_another_run_and_a_file_that_is_none_are_refused_and_left_a
         journal.add([{"index": 0}])
     before = path.read_bytes()
     with (
-        pytest.raises(ValueError, match="is of another run, it differs in seed: delete it"),
+        pytest.raises(ValueError, match="belongs to another run, which differs in seed; delete it"),
         corpus.Journal.open(path, {"seed": 2, "sources": "abc"}),
     ):
         pass

@@ -123,7 +123,7 @@ OTHERS = {
         "`prior_alpha` must be.*got 1.5",
     ),
     "mesh of nothing": (lambda: sharding.make_mesh(0, 1), "0"),
-    "mesh of a million": (lambda: sharding.make_mesh(1000, 1000), "must be at most 2, all devices"),
+    "mesh of a million": (lambda: sharding.make_mesh(1000, 1000), "must be at most 2, the number of devices"),
     "lenience above 1": (lambda: acceptance.Lenient(1.5), "`lenience` must be.*1.5"),
     "rows in batches of none": (
         lambda: specjax.generate_all(random_model(0), PROMPTS, batch_size=0),

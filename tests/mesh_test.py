@@ -107,7 +107,7 @@ def test_two_processes_decode_what_one_does(found, directory):
     assert first == second
     assert_equal_outputs(first["whole"], found["1"])
     assert_equal_outputs(first["by rounds"], found["1"])
-    assert "must be 4, all devices of 2 processes, got 1 * 2" in first["error"]
+    assert "must be 4, the devices of 2 processes, got 1 * 2" in first["error"]
 
 
 def prepare(target, drafter=None):

@@ -127,7 +127,7 @@ def test_options_of_the_hub_are_passed_on(monkeypatch):
         "v2",
         "target",
     )
-    with pytest.raises(ValueError, match="`revison` is no option of load; the options are dtype, mesh,"):
+    with pytest.raises(ValueError, match="`revison` is not an option of load; the options are dtype"):
         specjax.load("someone/model", revison="v2")
 
 
