@@ -37,8 +37,8 @@ print()
 
 # 4. A drafter of your own: a frozen pytree that proposes tokens. The target verifies all of them, so a bad
 # proposal costs time and never changes the output.
-class RepeatDrafter(specjax.types.Drafter):
-    """Proposes the last token again, `num_draft` times."""
+class CopyDrafter(specjax.types.Drafter):
+    """Proposes the source's own tokens, in their order, for outputs that repeat the source."""
 
     num_draft: int = struct.field(pytree_node=False)  # static: it is part of the compiled shapes
 
@@ -49,15 +49,16 @@ class RepeatDrafter(specjax.types.Drafter):
         self, state: None, context: specjax.types.Context, draws: Any, max_length: Any
     ) -> tuple[specjax.types.Draft, None]:
         """Returns `[B, K]` tokens; without `probs` each is proposed with certainty."""
-        last, _ = context.last_tokens(1)
-        tokens = jnp.repeat(last, self.num_draft, axis=1)
+        # The committed tokens begin with the start token, so the next output token has index length - 1.
+        index = context.length[:, None] - 1 + jnp.arange(self.num_draft)[None, :]
+        tokens = jnp.take_along_axis(context.source_ids, index, axis=1, mode="clip")
         return specjax.types.Draft(tokens, jnp.full_like(context.length, self.num_draft), probs=None), None
 
     def commit(self, state: None, round: specjax.types.Round) -> None:
         """Keeps no state between rounds."""
 
 
-own = specjax.generate(target, PROMPTS, max_new_tokens=32, drafter=RepeatDrafter(3))
+own = specjax.generate(target, PROMPTS, max_new_tokens=32, drafter=CopyDrafter(3))
 assert own.token_ids == autoregressive.token_ids
 print("own drafter: the same tokens")
 

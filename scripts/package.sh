@@ -55,7 +55,7 @@ assert specjax.__file__.startswith(sys.prefix), specjax.__file__
 assert specjax.__version__ == importlib.metadata.version("specjax")
 print(f"package.sh: import jax {jax.__version__} takes {with_jax - start:.1f} s, specjax {end - with_jax:.1f} s more")
 PYTHON
-"$work/venv/bin/python" start.py # once more below: the first run writes byte code
+"$work/venv/bin/python" start.py >/dev/null # writes the byte code
 "$work/venv/bin/python" start.py
 echo "package.sh: the README's Python"
 "$work/venv/bin/python" readme.py
