@@ -29,7 +29,7 @@ REFUSED = {
     "negative K": (dict(drafter=ModelDrafter(TOY, -2)), "`num_draft` must be at least 1, got -2"),
     "another vocabulary": (
         dict(drafter=ModelDrafter(toys.ToyNetwork(jnp.asarray(TABLE[:, :32])), 2)),
-        "vocabulary must be the target's, 40 ids, got 32",
+        "vocabulary must contain the target's 40 ids, got 32",
     ),
     "greedy rule with temperature": (
         dict(rule=acceptance.greedy, temperature=0.5),

@@ -205,7 +205,7 @@ def test_files_that_cannot_be_read(saved, name):
 def test_heads_of_another_target_and_damaged_ones(saved, target):
     with pytest.raises(ValueError, match="were trained for another target"):
         specjax.load_heads(saved / "heads", target)
-    with pytest.raises(ValueError, match="does not hold heads of the format"):
+    with pytest.raises(ValueError, match="does not contain heads of the format"):
         specjax.load_heads(saved / "nowhere", target)
     _cut(saved / "heads" / heads_io.WEIGHTS)
     with pytest.raises(ValueError, match="delete it|damaged|corrupt"):

@@ -218,7 +218,7 @@ def test_without_network_the_hub_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
     assert hub.reachable({"revision": "v2"}) == {"revision": "v2", "local_files_only": True}
     with pytest.raises(
-        ValueError, match="nobody/nothing has no config.json here, nor on the hub, or the hub"
+        ValueError, match="nobody/nothing has no config.json locally or on the hub .or the hub"
     ):
         specjax.load("nobody/nothing")
     monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": "proxy"})

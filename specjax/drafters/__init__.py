@@ -1,4 +1,4 @@
-"""What proposes tokens: one file each. A new drafter is registered here."""
+"""Drafters, one module each. A new drafter is registered here."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -20,13 +20,13 @@ from specjax.types import Drafter
 
 
 class Parts(Protocol):
-    """What a drafter can be made of; each raises a ValueError where it is missing."""
+    """The components of drafters; each method raises a ValueError if its component is missing."""
 
     def draft_model(self) -> Any:
         """Returns the draft model, loaded."""
 
     def int8_target(self) -> Any:
-        """Returns the target with weights in eight bits."""
+        """Returns the target with int8 weights."""
 
     def heads(self, kind: str) -> Any:
         """Returns the target's heads of a kind."""
@@ -39,11 +39,11 @@ class Kind(NamedTuple):
     """A kind of drafter as scripts name it, KIND:NUMBERS.
 
     Attributes:
-      make: takes `Parts` and the numbers.
+      make: a function of `Parts` and the numbers.
       is_tree: the numbers are the shape of a tree.
-      all_alike: every round drafts as much as every other, so that the parts of one stand for all.
+      all_alike: all rounds have the same draft length, so that the timings of one represent all.
       needs_draft: a draft model is needed.
-      num_sizes: numbers of a chain.
+      num_sizes: how many numbers a chain takes.
     """
 
     make: Callable[..., Drafter]

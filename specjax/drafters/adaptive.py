@@ -1,8 +1,8 @@
-"""How many tokens a row drafts: a drafter around another, with a length for every row and round.
+"""Adaptive draft length: a wrapper that chooses the length of each row in each round.
 
-A row's length depends on what that row has committed so far and on a table of costs: never on a
-clock, nor on the rows beside it. So outputs do not depend on the batch, and the distribution is the
-target's: the length is fixed before a token is drawn (Leviathan et al. 2023 name a varying K as future work).
+A row's length depends only on what that row has committed so far and on a table of costs, not on measured
+time or on other rows. So outputs do not depend on the batch. Decoding is lossless, since the length is fixed
+before a token is drawn (Leviathan et al. 2023 name a varying K as future work).
 
 Axes: B rows, K drafts.
 """
@@ -20,11 +20,11 @@ from specjax.types import Context, Drafter, Round
 
 
 class AdaptiveState(struct.PyTreeNode):
-    """The inner drafter's state, and what became of a row's drafts.
+    """The inner drafter's state, and each row's history of acceptance.
 
     Attributes:
-      inner: of the drafter.
-      accepted, tested: `[B] float32`, drafts, older ones counting less; of trees `tested` is how many.
+      inner: the inner drafter's state.
+      accepted, tested: `[B] float32`, decayed counts of drafts; for trees `tested` counts trees.
     """
 
     inner: Any
@@ -33,20 +33,21 @@ class AdaptiveState(struct.PyTreeNode):
 
 
 class AdaptiveDrafter(DrafterWrapper):
-    """Lets each row draft as many tokens as its own history says pay best; 0 is a decoding step.
+    """A wrapper that chooses each row's draft length from its own history; 0 is a decoding step.
 
-    The row's alpha is estimated from its accepted and tested drafts, `decay` times less for each
-    round that has passed since, and from `prior_weight` imaginary drafts accepted at `prior_alpha`: so a
-    row that has stopped drafting tries again after a while. The length is the K of `lengths` with the
-    largest (1 - alpha^(K+1)) / (1 - alpha) / cost. A batch runs the longest that a row asks for.
+    The row's alpha is estimated from its accepted and tested drafts, weighted by `decay` per round since
+    then, and from `prior_weight` pseudo-drafts accepted at rate `prior_alpha`: so a row that has stopped
+    drafting resumes after some rounds. The length is the K of `lengths` with the largest
+    (1 - alpha^(K+1)) / (1 - alpha) / cost. A batch runs the largest length that a row chose.
 
-    A tree is drafted whole or not at all: while 1 + its mean number of accepted drafts, beginning with what
-    a chain as deep would have at `prior_alpha`, is above its cost.
+    A tree is drafted whole or not at all: it is drafted while 1 + the mean number of accepted drafts is above
+    its cost. The prior of that mean is that of a chain of equal depth at `prior_alpha`.
 
     Attributes:
-      inner: what drafts.
-      lengths: growing; the last is the inner drafter's K; 0 may be among them.
-      costs: of a round of each length, over a decoding step: v(K) + K c + o, and 1 for 0.
+      inner: the wrapped drafter.
+      lengths: ascending; the last is the inner drafter's K; 0 is allowed.
+      costs: time of a round of each length over that of a decoding step: v(K) + K c + o with the symbols of
+        `analysis`, and 1 for length 0.
       decay, prior_alpha, prior_weight: see above.
     """
 
@@ -58,11 +59,11 @@ class AdaptiveDrafter(DrafterWrapper):
 
     @property
     def call_widths(self) -> tuple[int, ...]:
-        """The lengths: a target call is as narrow as the longest that a row asked for."""
+        """The lengths: a target call is as narrow as the longest that a row chose."""
         return self.lengths
 
     def init(self, context: Context, prefix_width: int) -> AdaptiveState:
-        """No drafts yet."""
+        """Starts with an empty history."""
         none = jnp.zeros(context.length.shape, jnp.float32)
         return AdaptiveState(self.inner.init(context, prefix_width), none, none)
 
@@ -76,18 +77,18 @@ class AdaptiveDrafter(DrafterWrapper):
         alpha = state.accepted + self.prior_weight * self.prior_alpha
         alpha = jnp.minimum(alpha / (state.tested + self.prior_weight), 0.99)[:, None]
         lengths = np.array(self.lengths, np.float32)
-        # Leviathan et al. 2023, equation 1: what a round emits on average.
+        # Leviathan et al. 2023, equation 1: expected tokens per round.
         tokens = (1 - alpha ** (lengths + 1)[None, :]) / (1 - alpha)
         best = jnp.argmax(tokens / np.array(self.costs, np.float32)[None, :], axis=1)
         return jnp.asarray(self.lengths, jnp.int32)[best]
 
     def propose(self, state: AdaptiveState, *args: Any) -> tuple[Any, AdaptiveState]:
-        """Up to each row's own length."""
+        """Proposes up to each row's own length."""
         draft, inner = self.inner.propose(state.inner, *args)
         return draft, state.replace(inner=inner)
 
     def skip(self, state: AdaptiveState, context: Context) -> AdaptiveState:
-        """As the inner drafter does."""
+        """Delegates to the inner drafter."""
         return state.replace(inner=self.inner.skip(state.inner, context))
 
     def commit(self, state: AdaptiveState, round: Round) -> AdaptiveState:
@@ -104,17 +105,17 @@ class AdaptiveDrafter(DrafterWrapper):
 def adaptive(
     drafter: Drafter, costs: Mapping[int, float], *, min_confidence: float = 0.0, prior_alpha: float = 0.8
 ) -> AdaptiveDrafter:
-    """Returns a drafter that drafts as much as pays for each row; see `AdaptiveDrafter`.
+    """Returns a drafter that adapts the draft length of each row; see `AdaptiveDrafter`.
 
     Args:
       drafter: such as `drafters.from_model(draft, 8)` or `drafters.eagle_tree(heads)`.
-      costs: K -> cost of a round that drafts K tokens, over a decoding step; the largest K is the
-        drafter's own, and of a tree the only one. 0 (a decoding step) is added at cost 1.
+      costs: K -> cost of a round that drafts K tokens, relative to a decoding step; the largest K is the
+        drafter's own, and the only one for a tree. 0 (a decoding step) is added at cost 1.
       min_confidence: a row stops earlier where q's largest probability is below it.
       prior_alpha: the probability of acceptance that a row begins with, from 0 to 1.
 
     Raises:
-      ValueError: a drafter that cannot; costs that do not fit the drafter or are not positive.
+      ValueError: `drafter` cannot skip rounds; `costs` do not fit it or are not positive.
     """
     if not isinstance(drafter, Drafter):
         raise ValueError(f"`drafter` must be one of specjax.drafters, got {drafter!r:.80}")
@@ -129,9 +130,7 @@ def adaptive(
             f"the largest K of `costs` must be the drafter's num_draft={drafter.num_draft}, got {dict(costs)}"
         )
     if drafter.drafts_trees and len(table) != 2:
-        raise ValueError(
-            f"`costs` must hold {drafter.num_draft} alone, since a tree is drafted whole, got {dict(costs)}"
-        )
+        raise ValueError(f"`costs` must contain only K={drafter.num_draft} for a tree, got {dict(costs)}")
     if not all(cost > 0 for cost in table.values()):
         raise ValueError(f"`costs` must be above 0, in units of a decoding step, got {dict(costs)}")
     if not 0 <= min_confidence < 1:

@@ -1,4 +1,4 @@
-"""What several drafters share: trees of one shape, and a drafter around another."""
+"""Base classes of drafters: trees of one shape, and wrappers of another drafter."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from specjax.types import Context, Draft, Drafter, Draws, Network, Round, State
 
 
 class BranchingDrafter(Drafter):
-    """A drafter of trees that branch alike in every round.
+    """A drafter of trees of the same shape in every round.
 
     Raises:
-      ValueError: `branching` is empty, no tuple, or holds a number below 1.
+      ValueError: `branching` is empty, is not a tuple, or contains a number below 1.
 
     Attributes:
-      network: what it runs.
+      network: the network that drafts.
       branching: children of a node at each depth: (3, 2, 1) makes 3 + 6 + 6 nodes; all 1: a chain.
     """
 
@@ -40,17 +40,17 @@ class BranchingDrafter(Drafter):
 
 
 class DrafterWrapper(Drafter):
-    """A drafter around another, which declares and does what the inner one does unless overridden.
+    """A wrapper of another drafter; members that it does not override are the inner drafter's.
 
     Attributes:
-      inner: the drafter.
+      inner: the wrapped drafter.
     """
 
     inner: Drafter
 
     @property
     def num_draft(self) -> int:
-        """Of the inner drafter, as all that follows."""
+        """The inner drafter's, like all members below."""
         return self.inner.num_draft
 
     @property

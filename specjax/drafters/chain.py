@@ -1,4 +1,4 @@
-"""Drafting a chain of K tokens one after another: what drafters of chains have in common.
+"""Autoregressive drafting of a chain of K tokens, shared by the drafters of chains.
 
 Axes: B rows, K drafts, V vocabulary.
 """
@@ -13,7 +13,7 @@ from specjax import sampling
 from specjax.draws import Stream
 from specjax.types import Context, Draft, Draws
 
-Carry = TypeVar("Carry")  # what a step of a drafter needs and gives, a pytree
+Carry = TypeVar("Carry")  # a pytree: a drafter's state between steps
 
 
 def draft_chain(
@@ -26,17 +26,17 @@ def draft_chain(
     max_length: jax.Array | None = None,
     min_confidence: float = 0.0,
 ) -> tuple[Draft, Carry]:
-    """Drafts step by step: K steps in a scan, or only as many as some row still has use for.
+    """Drafts one token per step: K steps in a scan, or a loop until no row drafts another token.
 
     Args:
-      logits: `[B, 1, V]`, of the first draft.
-      carry: before the first step.
-      feed: takes the carry and the token drawn last, `[B, 1]`; returns the logits of the next, and the carry.
-      context, draws: of the round.
+      logits: `[B, 1, V]`, logits of the first draft.
+      carry: the carry before the first step.
+      feed: takes the carry and the last token drawn, `[B, 1]`; returns the next logits and the carry.
+      context, draws: those of the round.
       num_draft: K. Static.
       max_length: `[B]`, the most tokens that each row drafts; None: K, in a scan.
       min_confidence: a row stops before it draws a token from a q whose largest probability is below this.
-        Stopping depends on q alone and not on what would be drawn: that would change the distribution.
+        Stopping depends only on q, not on the token drawn: that would change the output distribution.
     """
     draft = empty(context, logits, draws, num_draft)
     if max_length is None and not min_confidence:
@@ -47,7 +47,7 @@ def draft_chain(
             logits, carry = feed(carry, _last(draft, position))
             return (append(draft, logits, context, draws, position)[0], carry), None
 
-        if num_draft > 1:  # a scan of no steps does not run under `jax.disable_jit`
+        if num_draft > 1:  # `jax.disable_jit` rejects a scan of no steps
             (draft, carry), _ = jax.lax.scan(scanned, (draft, carry), jnp.arange(1, num_draft))
         return draft.replace(num_drafted=jnp.full_like(context.length, num_draft)), carry
 
@@ -56,7 +56,7 @@ def draft_chain(
     def extend(
         draft: Draft, logits: jax.Array, going: jax.Array, position: jax.Array
     ) -> tuple[Draft, jax.Array]:
-        """Appends a token for the rows that go on; returns which do."""
+        """Appends a token to the rows that continue; also returns which rows do."""
         drawn, confidence = append(draft, logits, context, draws, position)
         going = going & (position < limit)
         if min_confidence:
@@ -81,11 +81,11 @@ def draft_chain(
 def empty(
     context: Context, logits: jax.Array | jax.ShapeDtypeStruct, draws: Draws | None, num_draft: int
 ) -> Draft:
-    """Returns a draft of K tokens to be filled; q is kept only where something is drawn from it.
+    """Returns an empty draft of K tokens; it has a q only if tokens are drawn from one.
 
     Args:
-      context: of the rows.
-      logits: `[B, ..., V]`, of which shape and dtype count; abstract ones will do.
+      context: the context of the round.
+      logits: `[B, ..., V]`, possibly abstract: only shape and dtype are read.
       draws: None in the greedy program.
       num_draft: K.
     """
@@ -98,7 +98,7 @@ def empty(
 def append(
     draft: Draft, logits: jax.Array, context: Context, draws: Draws | None, position: jax.typing.ArrayLike
 ) -> tuple[Draft, jax.Array]:
-    """Draws the draft at `position` from `logits` `[B, 1, V]`; beside it the largest of q, `[B]`."""
+    """Draws the draft at `position` from `logits` `[B, 1, V]`; also returns the largest q, `[B]`."""
     before = (jnp.arange(draft.tokens.shape[1]) < position)[None, None]
     history = sampling.history(context, draft.tokens, before)
     if draws is None:
@@ -111,7 +111,7 @@ def append(
     draft = draft.replace(
         tokens=_set(draft.tokens, token, position), probs=_set(draft.probs, probs, position)
     )
-    # A greedy row's q is one-hot here: it is as confident as in the greedy program.
+    # A greedy row's q is one-hot here; its confidence is that of the greedy program.
     greedy = sampling.is_greedy(context.options.temperature)
     adjusted = sampling.adjust_logits(logits, context.options, history)
     return draft, jnp.where(greedy, _largest(adjusted), probs.max(axis=-1))

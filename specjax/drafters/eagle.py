@@ -1,7 +1,7 @@
-"""A layer on the target's features that drafts by its own outputs: a chain, or a tree chosen as it goes.
+"""EAGLE drafters: a layer on the target's features that drafts a chain or a dynamic tree.
 
 EAGLE (Li et al. 2024), EAGLE-2 (Li et al. 2024, section 4), EAGLE-3 (Li et al. 2025). Axes: B rows, K
-drafts, D depth, k nodes that a level expands, T cache slots, W width of the network, V vocabulary.
+drafts, D depth, k nodes expanded per level, T cache slots, W width of the network, V vocabulary.
 """
 
 from typing import Any
@@ -18,24 +18,24 @@ from specjax.types import Context, Draft, Drafter, Draws, Tree
 
 
 class EagleDrafter(pairs.PairDrafter):
-    """Draws a chain of K tokens: each step takes the output before it in place of the target's feature.
+    """A drafter of chains: each step reads the output of the one before in place of the target's feature.
 
     Attributes:
       num_draft: K.
-      min_confidence: a row stops early by it; see `chain.draft_chain`.
+      min_confidence: a row stops when q is less confident; see `chain.draft_chain`.
     """
 
     num_draft: int = struct.field(pytree_node=False)
     min_confidence: float = struct.field(pytree_node=False, default=0.0)
 
     def with_min_confidence(self, min_confidence: float) -> Drafter:
-        """Returns the drafter with it."""
+        """Returns the drafter with this threshold."""
         return self.replace(min_confidence=min_confidence)
 
     def propose(
         self, state: pairs.PairState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, pairs.PairState]:
-        """One call on the new pairs, then a step for each further token."""
+        """Makes one call on the new pairs, then a step for each further token."""
         hidden, state, ready = self.feed(state, context)
 
         def feed(carry: tuple, token: jax.Array) -> tuple[jax.Array, tuple]:
@@ -59,14 +59,14 @@ class EagleDrafter(pairs.PairDrafter):
 
 
 class EagleTreeDrafter(pairs.PairDrafter):
-    """Drafts the tree of N nodes that the layer finds likeliest (EAGLE-2).
+    """A drafter of dynamic trees: the N most likely nodes under the layer (EAGLE-2).
 
     A node's value is the product of q along its path. Each level expands the k nodes of the largest value by
-    their k likeliest tokens; of all nodes made the N of the largest value are kept: values fall
-    along a path, so they hang together. Children are not drawn: their q is one-hot.
+    their k most likely tokens. Of all generated nodes the N of the largest value are kept; values never
+    increase along a path, so these form a tree. Children are not drawn: their q is one-hot.
 
     Raises:
-      ValueError: a number below 1, or more nodes than are made.
+      ValueError: a number is below 1, or `num_draft` exceeds the number of generated nodes.
 
     Attributes:
       num_draft: N.
@@ -85,7 +85,7 @@ class EagleTreeDrafter(pairs.PairDrafter):
         if min(self.num_draft, self.depth, self.num_expanded) < 1 or self.num_draft > made:
             raise ValueError(
                 f"`num_draft`, `max_depth` and `num_expanded` must be at least 1, and num_draft at most the "
-                f"{made} nodes that are made, got {self.num_draft}, {self.depth} and {self.num_expanded}"
+                f"{made} generated nodes, got {self.num_draft}, {self.depth} and {self.num_expanded}"
             )
 
     @property
@@ -95,20 +95,20 @@ class EagleTreeDrafter(pairs.PairDrafter):
 
     @property
     def num_extra_slots(self) -> int:
-        """Of all levels."""
+        """The nodes expanded on all levels."""
         return self.depth * self.num_expanded
 
     def propose(
         self, state: pairs.PairState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, pairs.PairState]:
-        """One call on the new pairs, and one a level below the first."""
+        """Makes one call on the new pairs, then one per level below the first."""
         del draws, max_length
         width, num_rows = self.num_expanded, len(context.length)
         hidden, state, ready = self.feed(state, context)
         value, token = self._children(hidden, context)
         values, tokens = [value[:, 0]], [token[:, 0]]
         parents = [jnp.full((num_rows, width), -1)]
-        # The nodes that are expanded: of the first level all.
+        # The nodes to expand: all of the first level.
         hidden = jnp.broadcast_to(hidden, (num_rows, width, hidden.shape[-1]))
         front = jnp.broadcast_to(jnp.arange(width)[None], (num_rows, width))
         above = jnp.zeros((num_rows, width, (self.depth - 1) * width), bool)
@@ -126,7 +126,7 @@ class EagleTreeDrafter(pairs.PairDrafter):
             value = value + jnp.take_along_axis(made_values, front, axis=1)[..., None]
             flat = value.reshape(num_rows, -1)
             best = jax.lax.top_k(flat, width)[1]
-            origin = best // width  # which node of the front they are children of
+            origin = best // width  # index of their parent in the front
             values.append(flat)
             tokens.append(token.reshape(num_rows, -1))
             parents.append(jnp.repeat(front, width, axis=1))
@@ -140,7 +140,7 @@ class EagleTreeDrafter(pairs.PairDrafter):
         return tree_lib.draft(Tree(best_parents, valid, self.depth), best_tokens), state
 
     def _children(self, hidden: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """log q and ids `[B, n, k]` of the likeliest tokens after each of n nodes `[B, n, W]`."""
+        """Returns log q and ids `[B, n, k]` of the most likely tokens after each of n nodes `[B, n, W]`."""
         logits = self.network.logits(hidden)[..., : context.options.num_ids]
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         value, token = jax.lax.top_k(jax.nn.log_softmax(logits, axis=-1), self.num_expanded)
@@ -149,9 +149,9 @@ class EagleTreeDrafter(pairs.PairDrafter):
     def _keep_best(
         self, values: jax.Array, tokens: jax.Array, parents: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Tokens and parents' call positions `[B, N]` of the likeliest nodes, in the order they were made."""
+        """Returns tokens and parents' call positions `[B, N]` of the most likely nodes, in their order."""
         kept = jnp.sort(jax.lax.top_k(values, self.num_draft)[1], axis=1)
-        # A node's call position: how many were kept up to it. The root's is 0.
+        # A node's call position is the number of kept nodes up to and including it; the root's is 0.
         is_kept = (kept[:, None, :] == jnp.arange(values.shape[1])[None, :, None]).any(-1)
         position = jnp.cumsum(is_kept, axis=1, dtype=jnp.int32)
         parent = jnp.take_along_axis(parents, kept, axis=1)
@@ -163,7 +163,7 @@ def eagle(heads: Any, num_draft: int = 4) -> EagleDrafter:
     """Returns a drafter of chains from an EAGLE layer (`specjax.load_heads`).
 
     Raises:
-      ValueError: heads of another kind; `num_draft` is below 1.
+      ValueError: `heads` are of another kind; `num_draft` is below 1.
     """
     pairs.check_heads(heads, "eagle", 1)
     check_num_draft(num_draft)
@@ -171,16 +171,16 @@ def eagle(heads: Any, num_draft: int = 4) -> EagleDrafter:
 
 
 def eagle_tree(heads: Any, num_draft: int = 8, max_depth: int = 4, num_expanded: int = 3) -> EagleTreeDrafter:
-    """Returns a drafter of trees that an EAGLE layer chooses as it goes (EAGLE-2, Li et al. 2024).
+    """Returns a drafter of dynamic trees from an EAGLE layer (EAGLE-2, Li et al. 2024).
 
     Args:
-      heads: of `specjax.load_heads`.
-      num_draft: N, nodes that are kept.
-      max_depth: levels that are made.
-      num_expanded: nodes of a level that get children, as many each.
+      heads: heads from `specjax.load_heads`.
+      num_draft: N, number of nodes kept.
+      max_depth: D, number of levels.
+      num_expanded: k, number of nodes expanded per level, and of children of each.
 
     Raises:
-      ValueError: heads of another kind; more nodes than are made.
+      ValueError: `heads` are of another kind; `num_draft` exceeds the number of generated nodes.
     """
     pairs.check_heads(heads, "eagle", 1)
     pairs.check_whole(num_draft=num_draft, max_depth=max_depth, num_expanded=num_expanded)

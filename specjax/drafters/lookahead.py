@@ -1,14 +1,14 @@
-"""N-grams that the target itself makes on the side, by Jacobi iteration: nothing is trained.
+"""Lookahead decoding: n-grams that the target generates by Jacobi iteration, without training.
 
-Lookahead decoding (Fu et al. 2024), for encoder-decoders. Axes: B rows, W columns of the window, L = n - 1
+Fu et al. 2024, for encoder-decoders. Axes: B rows, W columns of the window, L = n - 1
 of its levels, G candidates, P n-grams of a pool, V vocabulary.
 
     call position   0     1 .. G L                    then level 0, level 1, ... of W columns each
-                    root  G candidates of L tokens    guesses for the places after the root
+                    root  G candidates of L tokens    guesses for the positions after the root
 
-Level 0 is a chain behind the root; the node below one is a guess for the place after. A column read
-downwards, with what the target says below it, is an n-gram of text. The window only rides along: its
-nodes are never accepted, and only its own see them.
+Level 0 is a chain after the root; the node below another guesses the position after it. A column read
+downwards, followed by the target's argmax below it, is an n-gram. Nodes of the window are never accepted, and
+only nodes of the window attend to them.
 """
 
 import jax
@@ -23,13 +23,13 @@ from specjax.types import Context, Draft, Drafter, Draws, Round, Tree
 
 
 class LookaheadState(struct.PyTreeNode):
-    """Window and pool of each row.
+    """The window and the pool of each row.
 
     Attributes:
       window: `[B, L, W]` ids.
-      pool: `[B, P, n]` ids of n-grams, -1 where there is none yet; the oldest is replaced.
-      stamp: `[B, P]`, how many n-grams were made before each; -1 where there is none, or the same again.
-      num_made: `[B]`.
+      pool: `[B, P, n]` ids of n-grams, -1 in empty entries; the oldest is replaced first.
+      stamp: `[B, P]`, number of n-grams generated before each; -1 if empty, or if a newer entry is equal.
+      num_made: `[B]`, number of n-grams generated.
     """
 
     window: jax.Array
@@ -39,13 +39,13 @@ class LookaheadState(struct.PyTreeNode):
 
 
 class LookaheadDrafter(Drafter):
-    """Drafts the newest n-grams that begin with the last token, and carries the window along.
+    """A drafter of the newest n-grams that begin with the last token; each call also contains the window.
 
-    Candidates are not drawn: their q is one-hot. They follow from what was committed before, so
-    the distribution is the target's above temperature 0 as well; the window goes by the target's argmax.
+    Candidates are not drawn: their q is one-hot. They depend only on earlier rounds, so decoding is lossless
+    above temperature 0 as well; the window follows the target's argmax.
 
     Raises:
-      ValueError: a number that is too small.
+      ValueError: a number is too small.
 
     Attributes:
       num_columns: W.
@@ -60,7 +60,7 @@ class LookaheadDrafter(Drafter):
     pool_size: int = struct.field(pytree_node=False, default=64)
 
     drafts_trees = True
-    can_skip = False  # the window needs every round
+    can_skip = False  # the window advances in every round
 
     def __post_init__(self) -> None:
         if self.ngram < 2 or min(self.num_columns, self.num_ngrams) < 1:
@@ -70,8 +70,8 @@ class LookaheadDrafter(Drafter):
             )
         if self.pool_size < max(self.num_columns, self.num_ngrams):
             raise ValueError(
-                f"`pool_size` must hold a round's {self.num_columns} n-grams and the {self.num_ngrams} "
-                f"candidates, got {self.pool_size}"
+                f"`pool_size` must be at least `num_columns` and `num_candidates`, {self.num_columns} and "
+                f"{self.num_ngrams}, got {self.pool_size}"
             )
 
     @property
@@ -81,16 +81,16 @@ class LookaheadDrafter(Drafter):
 
     @property
     def num_candidates(self) -> int:
-        """G L nodes; the window's ride along."""
+        """G L; nodes of the window cannot be accepted."""
         return self.num_ngrams * self.max_depth
 
     @property
     def num_draft(self) -> int:
-        """All nodes, the window's among them."""
+        """Number of all nodes, the window's included."""
         return self.num_candidates + self.max_depth * self.num_columns
 
     def init(self, context: Context, prefix_width: int) -> LookaheadState:
-        """The first guesses are the first tokens of the source; the pool is empty."""
+        """Fills the window with the first tokens of the source; the pool is empty."""
         del prefix_width
         num_rows = len(context.length)
         length = jnp.maximum(context.source_mask.sum(1, dtype=jnp.int32), 1)
@@ -103,7 +103,7 @@ class LookaheadDrafter(Drafter):
     def propose(
         self, state: LookaheadState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, LookaheadState]:
-        """The newest n-grams that begin with the last token; no network runs."""
+        """Proposes the newest n-grams that begin with the last token; runs no network."""
         del draws, max_length
         last, _ = context.last_tokens(1)
         fits = (state.pool[..., 0] == last) & (state.stamp >= 0)
@@ -119,7 +119,7 @@ class LookaheadDrafter(Drafter):
         return tree_lib.draft(tree, tokens, num_candidates=self.num_candidates), state
 
     def _parents(self) -> np.ndarray:
-        """`[N] int32`, call positions."""
+        """Returns `[N] int32`, the call positions of the parents."""
         depth, first = self.max_depth, self.num_candidates + 1
         candidates = np.arange(self.num_candidates)
         candidates = np.where(candidates % depth == 0, 0, candidates)
@@ -128,15 +128,15 @@ class LookaheadDrafter(Drafter):
         return np.concatenate([candidates, level_0, below]).astype(np.int32)
 
     def commit(self, state: LookaheadState, round: Round) -> LookaheadState:
-        """Reads the window's n-grams into the pool, and moves the window on by what was committed."""
+        """Adds the window's n-grams to the pool, and shifts the window by the number of committed tokens."""
         num_rows, width = len(state.num_made), self.num_columns
         logits = round.logits[:, -width:, : round.context.options.num_ids]
-        said = sampling.argmax(logits)  # below each column
-        columns = jnp.concatenate([state.window, said[:, None]], axis=1)  # [B, n, W]
+        below = sampling.argmax(logits)  # of each column
+        columns = jnp.concatenate([state.window, below[:, None]], axis=1)  # [B, n, W]
         order = state.num_made[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
         rows, place = jnp.arange(num_rows)[:, None], order % self.pool_size
         ngrams = columns.swapaxes(1, 2)
-        known = (state.pool[:, :, None] == ngrams[:, None]).all(-1).any(-1)  # [B, P]: made anew
+        known = (state.pool[:, :, None] == ngrams[:, None]).all(-1).any(-1)  # [B, P]: generated again
         again = (ngrams[:, :, None] == ngrams[:, None]).all(-1)  # [B, W, W]
         later = jnp.triu(jnp.ones((width, width), bool), 1)
         stamp = jnp.where(known, -1, state.stamp)
@@ -153,14 +153,14 @@ class LookaheadDrafter(Drafter):
 
 
 def lookahead(num_columns: int = 5, ngram: int = 3, num_candidates: int = 3) -> LookaheadDrafter:
-    """Returns a drafter of n-grams that the target makes on the side (Fu et al. 2024); it needs no model.
+    """Returns a drafter of n-grams that the target generates (Fu et al. 2024); it needs no draft model.
 
     Args:
-      num_columns, ngram: width and depth of the window in which they are made.
-      num_candidates: n-grams that are proposed in a round.
+      num_columns, ngram: width of the window and length of the n-grams.
+      num_candidates: number of n-grams proposed per round.
 
     Raises:
-      ValueError: a number that is too small.
+      ValueError: a number is too small.
     """
     check_whole(num_columns=num_columns, ngram=ngram, num_candidates=num_candidates)
     return LookaheadDrafter(num_columns, ngram, num_candidates)

@@ -18,11 +18,11 @@ from specjax.types import Context, Draft, Draws, Network, Round
 
 
 class AheadNetwork(Protocol):
-    """Heads with their params. `models.heads` has some."""
+    """The interface of Medusa heads with their params, as of `models.heads.HeadsNetwork`."""
 
     @property
     def params(self) -> Any:
-        """Their own arrays."""
+        """The heads' own params."""
 
     @property
     def num_features(self) -> int:
@@ -30,30 +30,30 @@ class AheadNetwork(Protocol):
 
     @property
     def cache_sharding(self) -> Any:
-        """Where its cache lies on a mesh; None: one device."""
+        """Sharding of its cache on a mesh; None: one device."""
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError if they were made for another target."""
+        """Raises a ValueError if they were trained for another target."""
 
     def ahead(self, features: jax.Array, depth: int) -> jax.Array:
-        """Returns logits `[B, depth, V]` of the tokens 2, 3, ... after features `[B, M]`."""
+        """Returns logits `[B, depth, V]` of the tokens 2, 3, ... positions ahead of features `[B, M]`."""
 
 
 class MedusaState(struct.PyTreeNode):
-    """The target's feature `[B, M]` that chose the last token, and whether there is one, `[B] bool`."""
+    """The target's feature `[B, M]` from which the last token was chosen, and whether it exists, `[B]`."""
 
     feature: jax.Array
     ready: jax.Array
 
 
 class MedusaDrafter(BranchingDrafter):
-    """Drafts a tree of the heads' likeliest tokens: a node of depth d has the first of head d as children.
+    """A drafter of trees: the children of a node at depth d are the most likely tokens of head d.
 
     They are not drawn: their q is one-hot, and above temperature 0 x is accepted with probability p(x).
-    Penalties do not move the heads' ranks. A row's first round is a decoding step.
+    Penalties do not change the heads' ranking. A row's first round is a decoding step.
 
     Attributes:
-      network: the heads, at least as many as the tree is deep.
+      network: the heads, at least as many as the depth of the tree.
     """
 
     network: AheadNetwork
@@ -65,20 +65,20 @@ class MedusaDrafter(BranchingDrafter):
 
     @property
     def own_params(self) -> Any:
-        """Those of the heads; the vocabulary head may be the target's."""
+        """The heads' own params; the output head may be the target's."""
         return self.network.params
 
     @property
     def cache_sharding(self) -> Any:
-        """Of the network."""
+        """The network's."""
         return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError if the heads were made for another target."""
+        """Raises a ValueError if the heads were trained for another target."""
         self.network.check(target)
 
     def init(self, context: Context, prefix_width: int) -> MedusaState:
-        """No feature before the first target call."""
+        """Starts without a feature, until the first target call."""
         del prefix_width
         num_rows = len(context.length)
         feature = jnp.zeros((num_rows, self.network.num_features), context.encoded.dtype)
@@ -87,7 +87,7 @@ class MedusaDrafter(BranchingDrafter):
     def propose(
         self, state: MedusaState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, MedusaState]:
-        """One call of all heads."""
+        """Runs all heads in one call."""
         del draws, max_length
         logits = self.network.ahead(state.feature, self.max_depth)[..., : context.options.num_ids]
         tree = tree_lib.from_branching(self.branching, len(context.length))
@@ -111,11 +111,11 @@ def medusa(heads: Any, branching: Sequence[int] = (3, 2, 1)) -> MedusaDrafter:
     """Returns a drafter of trees from Medusa heads (`specjax.load_heads`).
 
     Args:
-      heads: of `specjax.load_heads`.
-      branching: as of `tree_from_model`.
+      heads: heads from `specjax.load_heads`.
+      branching: see `tree_from_model`.
 
     Raises:
-      ValueError: heads of another kind, or fewer than the tree is deep.
+      ValueError: `heads` are of another kind, or fewer than the depth of the tree.
     """
     branching = as_branching(branching)
     check_heads(heads, "medusa", len(branching))

@@ -1,4 +1,4 @@
-"""A smaller model as drafter: of a chain, K steps in a scan, or of a token tree, level by level.
+"""A draft model as drafter: of a chain, token by token, or of a token tree, level by level.
 
 Leviathan et al. 2023, section 2; trees: SpecInfer (Miao et al. 2024), siblings drawn without replacement as
 in Jeon et al. 2024. Axes: B rows, K drafts, N nodes, V vocabulary.
@@ -22,10 +22,10 @@ from specjax.types import Context, Draft, Drafter, Draws, Network, Round
 
 
 class _OfModel(Drafter):
-    """What drafters of a draft model have in common. Their state is that model's cache.
+    """The base of drafters with a draft model. Their state is that model's cache.
 
-    Invariant: between rounds the cache holds all committed tokens but the last one, or the last
-    two after a fully accepted round (the last draft was never fed), or less after rounds without a draft.
+    Invariant: between rounds the cache contains all committed tokens but the last one, or the last
+    two after full acceptance (the last draft was never fed), or fewer after rounds without a draft.
 
     Attributes:
       network: the draft model.
@@ -40,16 +40,16 @@ class _OfModel(Drafter):
 
     @property
     def vocabulary(self) -> Any:
-        """Of the draft model."""
+        """The draft model's."""
         return self.network.vocabulary
 
     @property
     def cache_sharding(self) -> Any:
-        """Of the network."""
+        """The network's."""
         return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError where vocabulary or encoder width do not fit."""
+        """Raises a ValueError if the vocabulary or the encoder width does not fit."""
         check_network(self.network, target, self.share_encoder)
 
     def init(self, context: Context, prefix_width: int) -> cache_lib.Cache:
@@ -59,12 +59,12 @@ class _OfModel(Drafter):
 
 
 class ModelDrafter(_OfModel):
-    """Draws a chain of K tokens from a draft model.
+    """A drafter of chains of K tokens from a draft model.
 
     Attributes:
       num_draft: K.
       share_encoder: use the target's encoder output in place of the draft's own; widths must agree.
-      min_confidence: a row stops early by it; see `chain.draft_chain`.
+      min_confidence: a row stops when q is less confident; see `chain.draft_chain`.
     """
 
     num_draft: int = struct.field(pytree_node=False)
@@ -72,13 +72,13 @@ class ModelDrafter(_OfModel):
     min_confidence: float = struct.field(pytree_node=False, default=0.0)
 
     def with_min_confidence(self, min_confidence: float) -> Drafter:
-        """Returns the drafter with it."""
+        """Returns the drafter with this threshold."""
         return self.replace(min_confidence=min_confidence)
 
     def propose(
         self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, cache_lib.Cache]:
-        """K steps of the draft model, or as many as some row still has use for."""
+        """Runs the draft model for K steps, or until no row drafts another token."""
         if max_length is not None:  # after rounds without a draft the cache may lack more than two tokens
             cache = feed_missing(self.network, cache, context, self.num_draft + 1)
         logits, cache = catch_up(self.network, cache, context)
@@ -92,17 +92,17 @@ class ModelDrafter(_OfModel):
         )
 
     def commit(self, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
-        """Forgets what was not committed; the last committed token was not fed yet."""
-        # Not `rollback`: after a round in which all was accepted the cache is a token short of that.
+        """Removes uncommitted tokens from the cache; the last committed one was not fed yet."""
+        # Not `rollback`: after full acceptance the cache is one token shorter.
         return cache_lib.trim(cache, round.context.length - 1)
 
 
 class ModelTreeDrafter(_OfModel, BranchingDrafter):
-    """Draws a tree from a draft model. Greedy rows get the most likely tokens as siblings.
+    """A drafter of token trees from a draft model. Greedy rows get the most likely tokens as siblings.
 
     Attributes:
       with_replacement: siblings are independent draws, and may be equal.
-      share_encoder: as of `ModelDrafter`.
+      share_encoder: see `ModelDrafter`.
     """
 
     with_replacement: bool = struct.field(pytree_node=False, default=False)
@@ -111,7 +111,7 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
     def propose(
         self, cache: cache_lib.Cache, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, cache_lib.Cache]:
-        """One call of the draft model a level; every row drafts every node that q gives a token for."""
+        """Calls the draft model once per level; a node is valid if q had a token left to draw for it."""
         if max_length is not None:
             cache = feed_missing(self.network, cache, context, self.max_depth + 1)
         num_rows = len(context.length)
@@ -144,7 +144,7 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
         depth: int,
         first: int,
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Draws the children of one level's nodes, siblings side by side; `first` is the first one's node.
+        """Draws the children of one level's nodes, siblings adjacent; the first child is node `first`.
 
         Returns:
           tokens and whether q had one left to draw, `[B, nodes * branching]`; q `[B, nodes, V]`.
@@ -164,7 +164,7 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
                 left = jnp.where(taken, 0.0, q)
                 some = (left > 0).any(-1, keepdims=True)
                 token = draws.choose(Stream.DRAFT.at(node), jnp.where(some, left, q))
-                # A greedy row's q has one token to give: its siblings are ranked by their logits.
+                # A greedy row's q is one-hot, so its siblings are ranked by their logits.
                 ranked = sampling.argmax(jnp.where(taken, -jnp.inf, adjusted[:, parent]))
                 token = jnp.where(greedy[:, 0], ranked, token)
                 hot = jax.nn.one_hot(token, q.shape[1], dtype=bool)
@@ -174,7 +174,7 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
         return jnp.stack(tokens, axis=1), jnp.stack(drawn, axis=1), probs
 
     def commit(self, cache: cache_lib.Cache, round: Round) -> cache_lib.Cache:
-        """Keeps the accepted path, as far as it was fed: the last level never is."""
+        """Keeps the part of the accepted path that was fed; the last level never is."""
         if round.result.path is not None:
             cache = cache_lib.keep_path(cache, round.root, round.result.path)
         num_kept = jnp.minimum(round.result.num_accepted, self.max_depth - 1)
@@ -185,19 +185,19 @@ class ModelTreeDrafter(_OfModel, BranchingDrafter):
 
 
 def check_network(network: Network, target: Network, share_encoder: bool) -> None:
-    """Raises a ValueError where a draft model cannot draft for `target`."""
+    """Raises a ValueError if a draft model cannot draft for `target`."""
     theirs, ours = network.vocab_size, target.vocab_size
     existing = target.num_ids or ours
     if theirs < existing:
         raise ValueError(
-            f"the draft's vocabulary must be the target's, {existing} ids, got {theirs}: a draft must share "
-            "the target's tokenizer; where both are padded differently, its `num_ids` states how many "
-            "ids exist"
+            f"the draft's vocabulary must contain the target's {existing} ids, got {theirs}; use a draft "
+            "with the target's tokenizer. If the target's vocabulary is padded, its `num_ids` must be the "
+            "number of ids that exist"
         )
     if share_encoder and network.encoded_width != target.encoded_width:
         raise ValueError(
-            f"`share_encoder` must be False for a draft of width {network.encoded_width} beside an encoder "
-            f"output of width {target.encoded_width}; the draft then has an encoder of its own"
+            f"`share_encoder` must be False for a draft of encoder width {network.encoded_width} and a "
+            f"target of encoder width {target.encoded_width}; the draft then uses its own encoder"
         )
 
 
@@ -209,7 +209,7 @@ def encode(network: Network, context: Context) -> jax.Array:
 def prefilled_cache(
     network: Network, encoded: jax.Array, context: Context, prefix_width: int, num_extra: int
 ) -> cache_lib.Cache:
-    """Returns a draft model's cache after the decoder prefix, all but its last token.
+    """Returns a draft model's cache after the decoder prefix without its last token.
 
     It has the T slots of the committed ids, and `num_extra` more for the drafter's own calls.
     """
@@ -221,7 +221,7 @@ def prefilled_cache(
 
 
 def feed_missing(network: Network, cache: cache_lib.Cache, context: Context, width: int) -> cache_lib.Cache:
-    """Feeds committed tokens, `width` a call, until no row lacks more than the last two."""
+    """Feeds committed tokens, `width` per call, until no row lacks more than the last two."""
 
     def lags(cache: cache_lib.Cache) -> jax.Array:
         return (context.length - cache.length).max() > 2
@@ -237,7 +237,7 @@ def feed_missing(network: Network, cache: cache_lib.Cache, context: Context, wid
 def catch_up(network: Network, cache: cache_lib.Cache, context: Context) -> tuple[jax.Array, cache_lib.Cache]:
     """Feeds the last two committed tokens; returns logits `[B, 1, V]` after the last, and the cache.
 
-    A row that lacks only one has the other written again, unchanged.
+    A row that lacks only the last rewrites the other with equal values.
     """
     window, start = context.last_tokens(2)
     cache = cache_lib.rollback(cache, start)
@@ -254,9 +254,9 @@ def from_model(draft: Any, num_draft: int = 5, share_encoder: bool = False) -> M
     """Returns a drafter of chains from a loaded model (Leviathan et al. 2023).
 
     Args:
-      draft: of `specjax.load`.
-      num_draft: K, tokens a round.
-      share_encoder: its decoder reads the target's encoder output, and its own encoder is not used.
+      draft: a model from `specjax.load`.
+      num_draft: K, tokens per round.
+      share_encoder: the draft's decoder reads the target's encoder output; its own encoder is not used.
 
     Raises:
       ValueError: `num_draft` is below 1.
@@ -271,13 +271,13 @@ def tree_from_model(
     """Returns a drafter of token trees from a loaded model (Miao et al. 2024).
 
     Args:
-      draft: of `specjax.load`.
+      draft: a model from `specjax.load`.
       branching: children of a node on each level; (3, 2, 1) drafts 3 + 6 + 6 nodes.
-      with_replacement: siblings are independent draws; else each is drawn from what is left.
-      share_encoder: its decoder reads the target's encoder output.
+      with_replacement: siblings are independent draws; else each is drawn without those before it.
+      share_encoder: the draft's decoder reads the target's encoder output.
 
     Raises:
-      ValueError: `branching` is empty or holds a number below 1.
+      ValueError: `branching` is empty or contains a number below 1.
     """
     return ModelTreeDrafter(network_of(draft), as_branching(branching), with_replacement, share_encoder)
 
@@ -286,7 +286,7 @@ def network_of(draft: Any) -> Network:
     """Returns the network of a loaded model.
 
     Raises:
-      ValueError: it is none.
+      ValueError: `draft` is not a loaded model.
     """
     network = getattr(draft, "network", None)
     if not isinstance(network, Network):
@@ -295,7 +295,7 @@ def network_of(draft: Any) -> Network:
 
 
 def check_num_draft(num_draft: Any) -> None:
-    """Raises a ValueError where K is no whole number of at least 1."""
+    """Raises a ValueError if K is not a whole number of at least 1."""
     if not isinstance(num_draft, int) or num_draft < 1:
         raise ValueError(
             f"`num_draft` must be a whole number of at least 1, got {num_draft!r}; drafter=None decodes "

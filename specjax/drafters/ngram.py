@@ -1,10 +1,10 @@
-"""N-gram tables as drafters: no network, nothing to run but a look-up.
+"""N-gram tables as drafters: a look-up in place of a network.
 
 Leviathan et al. 2023, section 4 and table 3: q of a unigram or bigram model costs nothing, so that even a
-small acceptance pays. Bigrams are smoothed by absolute discounting (Ney, Essen and Kneser 1994), backed off
+low acceptance pays. Bigrams are smoothed by absolute discounting (Ney, Essen and Kneser 1994), backed off
 to unigrams; both are learned from token ids and kept as arrays.
 
-Axes: B rows, K drafts, V vocabulary, M successors that are kept of each token.
+Axes: B rows, K drafts, V vocabulary, M successors kept per token.
 """
 
 import os
@@ -31,10 +31,10 @@ class NgramTable(struct.PyTreeNode):
     """The log-probabilities of a unigram (M = 0) or bigram model; each row of q sums to one.
 
     Attributes:
-      log_unigram: `[V] float32`, of every token.
-      successors: `[V, M] int32`, the likeliest tokens after each; V where there are fewer.
-      log_successors: `[V, M] float32`, of them.
-      log_backoff: `[V] float32`, by which the other tokens' `log_unigram` counts after each.
+      log_unigram: `[V] float32`, log-probability of every token.
+      successors: `[V, M] int32`, the most likely tokens after each; padded with V.
+      log_successors: `[V, M] float32`, their log-probabilities.
+      log_backoff: `[V] float32`, added to the `log_unigram` of all other tokens after each.
     """
 
     log_unigram: jax.Array
@@ -55,12 +55,12 @@ class NgramTable(struct.PyTreeNode):
 
 
 class NgramDrafter(Drafter):
-    """Draws a chain of K tokens from a table.
+    """A drafter of chains of K tokens from a table.
 
     Attributes:
-      table: the model.
+      table: the n-gram table.
       num_draft: K.
-      min_confidence: a row stops early by it; see `chain.draft_chain`.
+      min_confidence: a row stops when q is less confident; see `chain.draft_chain`.
     """
 
     table: NgramTable
@@ -68,26 +68,26 @@ class NgramDrafter(Drafter):
     min_confidence: float = struct.field(pytree_node=False, default=0.0)
 
     def with_min_confidence(self, min_confidence: float) -> Drafter:
-        """Returns the drafter with it."""
+        """Returns the drafter with this threshold."""
         return self.replace(min_confidence=min_confidence)
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError where the table is of another vocabulary."""
+        """Raises a ValueError if the table has fewer ids than the target."""
         existing = target.num_ids or target.vocab_size
         if self.table.vocab_size < existing:
             raise ValueError(
-                f"`table` must be of the target's vocabulary, {existing} ids, got {self.table.vocab_size}; "
+                f"`table` must contain the target's {existing} ids, got {self.table.vocab_size}; "
                 "learn one from texts in the target's tokens"
             )
 
     def init(self, context: Context, prefix_width: int) -> None:
-        """No state: the last token is all that counts."""
+        """Returns no state: q depends only on the last token."""
         del context, prefix_width
 
     def propose(
         self, state: None, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, None]:
-        """K look-ups, or as many as some row still has use for."""
+        """Makes K look-ups, or stops when no row drafts another token."""
         del state
         last, _ = context.last_tokens(1)
         after = lambda tokens: self.table.logits(tokens[:, 0])[:, None]  # noqa: E731
@@ -97,7 +97,7 @@ class NgramDrafter(Drafter):
         )
 
     def commit(self, state: None, round: Round) -> None:
-        """Nothing to do."""
+        """Does nothing: there is no state."""
         del state, round
 
 
@@ -109,15 +109,15 @@ def learn(
     start_id: int = 0,
     discount: float = 0.75,
 ) -> NgramTable:
-    """Counts the tokens of texts, and which follows which.
+    """Returns a table learned from the unigram and bigram counts of texts.
 
     Args:
-      texts: ids of each, the end token last, without the start token.
+      texts: the ids of each text, the end token last, without the start token.
       vocab_size: V.
       order: 1 for unigrams, 2 for bigrams.
-      max_successors: M; the rarer ones are left to the unigrams.
-      start_id: what stands before a text.
-      discount: taken off the count of each bigram, in 0..1.
+      max_successors: M; rarer successors have their backed-off unigram probability.
+      start_id: the id before the first token of a text.
+      discount: subtracted from the count of each bigram, in 0..1.
 
     Raises:
       ValueError: no text, ids beyond V, or numbers out of their range.
@@ -129,9 +129,10 @@ def learn(
     if not rows:
         raise ValueError("`texts` must hold at least one text that is not empty")
     following = np.concatenate(rows)
-    if following.min() < 0 or following.max() >= vocab_size:
-        raise ValueError(f"`texts` must hold ids in 0..{vocab_size - 1}, got {following.max()}")
-    counts = np.bincount(following, minlength=vocab_size) + 1.0  # every token may follow
+    invalid = following[(following < 0) | (following >= vocab_size)]
+    if invalid.size:
+        raise ValueError(f"`texts` must hold ids in 0..{vocab_size - 1}, got {invalid[0]}")
+    counts = np.bincount(following, minlength=vocab_size) + 1.0  # add one: every token is possible
     unigram = counts / counts.sum()
     num_kept = max_successors if order == 2 else 0
     successors = np.full((vocab_size, num_kept), vocab_size, np.int32)
@@ -150,13 +151,13 @@ def learn(
         backoff -= np.bincount(before, share, vocab_size)
         successors[before, rank] = following
         bigram[before, rank] = share + backoff[before] * unigram[following]
-    with np.errstate(divide="ignore"):  # where there are fewer successors
+    with np.errstate(divide="ignore"):  # log 0 at the padding
         logs = [np.log(x).astype(np.float32) for x in (unigram, bigram, backoff)]
     return NgramTable(*map(jnp.asarray, (logs[0], successors, logs[1], logs[2])))
 
 
 def save(path: str | os.PathLike, table: NgramTable) -> None:
-    """Writes a table as safetensors, whole."""
+    """Writes a table as safetensors, atomically."""
     arrays = {name: np.asarray(value) for name, value in vars(table).items()}
     write = lambda part: safetensors.numpy.save_file(arrays, part, {"format": FORMAT})  # noqa: E731
     path = pathlib.Path(path)
@@ -168,14 +169,14 @@ def load(path: str | os.PathLike) -> NgramTable:
     """Reads what `save` wrote.
 
     Raises:
-      ValueError: it is missing, damaged, or something else.
+      ValueError: the file is missing, damaged, or not an n-gram table.
     """
     try:
         with safetensors.safe_open(os.fspath(path), "numpy") as file:
             found = (file.metadata() or {}).get("format")
             arrays = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{os.fspath(path)} is no n-gram table that can be read ({error})") from error
+        raise ValueError(f"{os.fspath(path)} is not a readable n-gram table ({error})") from error
     if found != FORMAT:
         raise ValueError(f"{os.fspath(path)} must be an n-gram table ({FORMAT}), got format {found!r}")
     return NgramTable(**{name: jnp.asarray(value) for name, value in arrays.items()})
@@ -185,13 +186,13 @@ def ngram(table: NgramTable | str | os.PathLike, num_draft: int = 5) -> NgramDra
     """Returns a drafter of chains from a unigram or bigram table (Leviathan et al. 2023, section 4).
 
     Args:
-      table: of `drafters.learn_ngram`, or a file that `drafters.save_ngram` wrote.
-      num_draft: K, tokens a round.
+      table: a table from `drafters.learn_ngram`, or a file that `drafters.save_ngram` wrote.
+      num_draft: K, tokens per round.
 
     Raises:
       ValueError: `num_draft` is below 1, or the file cannot be read.
     """
     check_num_draft(num_draft)
     if not isinstance(table, NgramTable | str | os.PathLike):
-        raise ValueError(f"`table` must be of drafters.learn_ngram, or a file, got {table!r:.80}")
+        raise ValueError(f"`table` must be a table from drafters.learn_ngram, or a file, got {table!r:.80}")
     return NgramDrafter(table if isinstance(table, NgramTable) else load(table), num_draft)

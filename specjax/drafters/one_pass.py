@@ -1,4 +1,4 @@
-"""K tokens in a single call: a layer on the target's features, with masks for all but the first.
+"""K tokens in a single call of a layer on the target's features, with masks for all but the first.
 
 After DFlash (2026, arXiv 2602.06036); the cross-attention to the encoder output is ours. Axes: B rows, K
 drafts, W width of the network, V vocabulary.
@@ -16,10 +16,10 @@ from specjax.types import Context, Draft, Draws
 
 
 class OnePassDrafter(pairs.PairDrafter):
-    """Draws K tokens from K distributions that do not know of each other's tokens.
+    """A drafter of K tokens, each drawn independently of the others.
 
-    Penalties apart, q_i depends on what was committed and on i alone, and the tokens are drawn from it:
-    the rules for chains stay exact. What a call costs hardly grows with K.
+    Penalties apart, q_i depends only on the committed tokens and on i, and token i is drawn from it: the
+    rules for chains remain lossless. The cost of a call hardly grows with K.
 
     Attributes:
       num_draft: K; the network has masks for at least K - 1 tokens.
@@ -30,7 +30,7 @@ class OnePassDrafter(pairs.PairDrafter):
     def propose(
         self, state: pairs.PairState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, pairs.PairState]:
-        """One call on the new pairs and K - 1 masks."""
+        """Makes one call on the new pairs and K - 1 masks."""
         del max_length
         hidden, state, ready = self.feed(state, context, self.num_draft - 1)
         logits = self.network.logits(hidden)
@@ -44,7 +44,7 @@ def one_pass(heads: Any, num_draft: int = 5) -> OnePassDrafter:
     """Returns a drafter of chains from a one-pass layer (`specjax.load_heads`).
 
     Raises:
-      ValueError: heads of another kind, or trained for fewer tokens; `num_draft` is below 1.
+      ValueError: `heads` are of another kind or trained for fewer tokens; `num_draft` is below 1.
     """
     check_num_draft(num_draft)
     pairs.check_heads(heads, "one_pass", num_draft)

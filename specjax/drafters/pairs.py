@@ -1,9 +1,9 @@
-"""Drafters on the target's features: the pairs that a round adds, and feeding them.
+"""The base of drafters on the target's features: they collect the pairs of each round and feed them.
 
 A pair is (f_j, t_(j+1)): the target's feature after token j, and the token chosen there. A round that
 commits n tokens adds n pairs. Before the first target call there is no feature: a row begins with the pair of
-zeros and its last given token, which networks are trained to begin with. Nobody keeps the features of a
-decoder prefix: what is drafted behind one is drafted as behind a start token.
+a zero feature and its last given token, as in training. The features of a decoder prefix are not kept:
+drafting after a prefix proceeds as after a start token.
 
 Axes: B rows, N pairs, D deepest draft, S source length, T cache slots, F width of the features, W of the
 network, V vocabulary.
@@ -21,11 +21,11 @@ from specjax.types import Context, Drafter, Layout, Network, Round
 
 
 class PairNetwork(Protocol):
-    """Layers over pairs, with their params. `models.heads` has one."""
+    """The interface of layers over pairs with their params, as of `models.heads.HeadsNetwork`."""
 
     @property
     def params(self) -> Any:
-        """Their own arrays."""
+        """Its own params."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -37,13 +37,13 @@ class PairNetwork(Protocol):
 
     @property
     def cache_sharding(self) -> Any:
-        """Where its cache lies on a mesh; None: one device."""
+        """Sharding of its cache on a mesh; None: one device."""
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError if it was made for another target."""
+        """Raises a ValueError if it was trained for another target."""
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
-        """An empty cache beside the target's encoder output `[B, S, M]`."""
+        """Returns an empty cache for the target's encoder output `[B, S, M]`."""
 
     def hidden(self, features: jax.Array) -> jax.Array:
         """Maps features `[B, N, F]` to `[B, N, W]`."""
@@ -58,12 +58,12 @@ class PairNetwork(Protocol):
 
 
 class PairState(struct.PyTreeNode):
-    """What is kept between rounds.
+    """The state between rounds.
 
     Attributes:
-      cache: of the network; it holds all pairs but the newest.
-      features: `[B, D + 1, F]`, those of pairs that were not fed yet, in order.
-      num_new: `[B]`, how many they are: before the first round 1; a row that has ended adds none.
+      cache: the network's cache, which contains all pairs fed so far.
+      features: `[B, D + 1, F]`, features of the pairs that were not fed yet, in order.
+      num_new: `[B]`, number of these pairs: 1 before the first round; a row that has ended adds none.
     """
 
     cache: cache_lib.Cache
@@ -72,11 +72,11 @@ class PairState(struct.PyTreeNode):
 
 
 class Fed(NamedTuple):
-    """What feeding gives.
+    """The result of feeding pairs.
 
     Attributes:
-      hidden: `[B, 1 + masks, W]` after the newest pair, and at masks for the tokens behind it.
-      state: no pair is left to feed.
+      hidden: `[B, 1 + masks, W]` at the newest pair, then at the masks for the tokens after it.
+      state: the state after it; no pair is left to feed.
       ready: `[B] bool`, False for rows without a new pair, which have nothing to draft from.
     """
 
@@ -86,7 +86,7 @@ class Fed(NamedTuple):
 
 
 class PairDrafter(Drafter):
-    """What drafters on pairs have in common: their state, and that rounds may go by without a draft.
+    """The base of drafters on pairs; it keeps their state, also in rounds without a draft.
 
     Attributes:
       network: the layer.
@@ -101,30 +101,30 @@ class PairDrafter(Drafter):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Of the layer."""
+        """The layer's."""
         return self.network.feature_layers
 
     @property
     def own_params(self) -> Any:
-        """Those of the layer; the embedding is the target's."""
+        """The layer's own params; the embedding is the target's."""
         return self.network.params
 
     @property
     def num_extra_slots(self) -> int:
-        """Cache entries that a draft takes at most."""
+        """The most cache entries that a draft takes."""
         return self.num_draft
 
     @property
     def cache_sharding(self) -> Any:
-        """Of the network."""
+        """The network's."""
         return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError if the layer was made for another target."""
+        """Raises a ValueError if the layer was trained for another target."""
         self.network.check(target)
 
     def init(self, context: Context, prefix_width: int) -> PairState:
-        """One pair, of no feature."""
+        """Starts with one pair, whose feature is zero."""
         del prefix_width
         depth = self.max_depth
         num_slots = context.tokens.shape[1] + depth + 1 + self.num_extra_slots
@@ -134,12 +134,12 @@ class PairDrafter(Drafter):
         return PairState(cache, features, jnp.ones(num_rows, jnp.int32))
 
     def skip(self, state: PairState, context: Context) -> PairState:
-        """Feeds the pairs when no room is left for another round's."""
+        """Feeds the pairs if the buffer of some row is full."""
         full = (state.num_new == state.features.shape[1]).any()
         return jax.lax.cond(full, lambda state: self.feed(state, context).state, lambda state: state, state)
 
     def commit(self, state: PairState, round: Round) -> PairState:
-        """Adds the pairs of the round to those that are left to feed."""
+        """Appends the pairs of the round to those not fed yet."""
         features = round.features
         if round.result.path is not None:
             features = jnp.take_along_axis(features, round.call_positions[..., None], axis=1)
@@ -147,7 +147,7 @@ class PairDrafter(Drafter):
         return state.replace(features=features, num_new=state.num_new + round.num_committed)
 
     def feed(self, state: PairState, context: Context, num_masks: int = 0) -> Fed:
-        """Feeds the pairs that are left to feed, and masks behind them."""
+        """Feeds the pairs not fed yet, followed by masks."""
         cache, num_new, width = state.cache, state.num_new, state.features.shape[1]
         tokens = context.window(context.length - num_new, width)
         layout = _with_masks(
@@ -163,7 +163,7 @@ class PairDrafter(Drafter):
 
 
 def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: int) -> Layout:
-    """Adds masks that stand behind the last new pair; they see all pairs and each other."""
+    """Returns the layout with masks after the last new pair; masks attend to all pairs and to each other."""
     if not num_masks:
         return pairs
     num_rows, width = pairs.positions.shape
@@ -182,7 +182,7 @@ def _with_masks(pairs: Layout, start: jax.Array, num_new: jax.Array, num_masks: 
 
 
 def check_heads(heads: Any, kind: str, depth: int) -> None:
-    """Raises a ValueError where `heads` are no heads of a kind that draft so deep."""
+    """Raises a ValueError unless `heads` are of this kind and trained for at least `depth` tokens."""
     if not isinstance(heads, struct.PyTreeNode):
         raise ValueError(
             f"`heads` must be loaded heads, got {heads!r:.80}; heads = specjax.load_heads(directory, target)"
@@ -192,13 +192,13 @@ def check_heads(heads: Any, kind: str, depth: int) -> None:
         raise ValueError(f"`heads` must be of the kind {kind!r}, got {config.kind!r}")
     if depth > config.num_steps:
         raise ValueError(
-            f"`num_draft` must be at most {config.num_steps}, the depth that the heads were trained for, got "
-            f"{depth}"
+            f"`heads` must be trained for at least {depth} tokens, got heads for {config.num_steps}; draft "
+            "fewer"
         )
 
 
 def check_whole(**values: Any) -> None:
-    """Raises a ValueError that names a value that is no whole number."""
+    """Raises a ValueError that names a value that is not a whole number."""
     for name, value in values.items():
         if not isinstance(value, int):
             raise ValueError(f"`{name}` must be a whole number, got {value!r}")

@@ -1,7 +1,7 @@
-"""Copies from the source and from the row's own output: no draft model, no draws.
+"""Prompt lookup: drafts copied from the source and the row's own output, without a model or draws.
 
-Prompt lookup (Saxena 2023; suggested by Leviathan et al. 2023, section 6), for encoder-decoders: what
-is searched is the encoder's input. Axes: B rows, K drafts, S source length, T token slots.
+Saxena 2023; suggested by Leviathan et al. 2023, section 6. In an encoder-decoder the encoder's input is
+searched. Axes: B rows, K drafts, S source length, T token slots.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from specjax.types import Context, Draft, Drafter, Draws, Round
 
 
 class PromptLookupDrafter(Drafter):
-    """Proposes what followed the longest earlier occurrence of the last tokens.
+    """A drafter that copies the continuation of the longest earlier match of the last tokens.
 
-    The last 1 to `max_ngram` committed tokens are looked for in the source and in the row's own
-    output; the longest match wins, then one in the source, then the first. Its continuation is the
-    draft, cut where source or output end. Its q is one-hot. Without a match nothing is drafted.
+    The last 1 to `max_ngram` committed tokens are searched for in the source and in the row's own
+    output. The longest match is used; ties prefer the source, then the first match. Its continuation is the
+    draft, cut at the end of source or output. Its q is one-hot. Without a match nothing is drafted.
 
     Attributes:
       num_draft: K.
-      max_ngram: tokens that are compared at most.
-      min_ngram: a shorter match does not count.
+      max_ngram: the most tokens compared.
+      min_ngram: shorter matches are ignored.
     """
 
     num_draft: int = struct.field(pytree_node=False)
@@ -38,13 +38,13 @@ class PromptLookupDrafter(Drafter):
         return (0, self.num_draft)
 
     def init(self, context: Context, prefix_width: int) -> None:
-        """No state: all that counts is in the context."""
+        """Returns no state: drafts depend only on the context."""
         del context, prefix_width
 
     def propose(
         self, state: None, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, None]:
-        """The continuation of the best match of every row."""
+        """Proposes the continuation of the best match of every row."""
         del state, draws, max_length
         text = jnp.concatenate([context.source_ids, context.tokens], axis=1)
         in_output = jnp.arange(text.shape[1]) >= context.source_ids.shape[1]
@@ -52,14 +52,14 @@ class PromptLookupDrafter(Drafter):
         there = jnp.concatenate([context.source_mask, committed], axis=1)
 
         def joined(distance: int) -> jax.Array:
-            """`[B, S + T]`: whether a position and that so far on are tokens of the same part."""
+            """Returns `[B, S + T]`: whether a position and that `distance` later are tokens of one part."""
             same = there & jnp.roll(there, -distance, 1) & (in_output == jnp.roll(in_output, -distance))[None]
             return same & (jnp.arange(text.shape[1]) + distance < text.shape[1])[None]
 
         run = self._run_lengths(context, text, joined)
         found = (run >= self.min_ngram) & joined(1)  # something follows
         best = jnp.where(found, run, 0).argmax(axis=1)[:, None]
-        # The continuation, until it leaves the part.
+        # The continuation, until it leaves the source or the output.
         index = best + 1 + jnp.arange(self.num_draft)[None, :]
         at = lambda values: jnp.take_along_axis(values, index, axis=1, mode="clip")  # noqa: E731
         part = jnp.broadcast_to(in_output[None], there.shape)
@@ -70,7 +70,7 @@ class PromptLookupDrafter(Drafter):
     def _run_lengths(
         self, context: Context, text: jax.Array, joined: Callable[[int], jax.Array]
     ) -> jax.Array:
-        """`[B, S + T]`: how many tokens up to a position agree with the last ones, at most `max_ngram`."""
+        """Returns `[B, S + T]`: how many tokens up to a position match the last ones, at most `max_ngram`."""
         run, matching = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
         for back in range(self.max_ngram):
             place = context.length - 1 - back
@@ -81,12 +81,12 @@ class PromptLookupDrafter(Drafter):
         return run
 
     def commit(self, state: None, round: Round) -> None:
-        """Nothing to do."""
+        """Does nothing: there is no state."""
         del state, round
 
 
 def prompt_lookup(num_draft: int = 8, max_ngram: int = 3, min_ngram: int = 1) -> PromptLookupDrafter:
-    """Returns a drafter that copies what followed the last tokens earlier; it needs no model.
+    """Returns a drafter that copies the continuation of an earlier match; it needs no draft model.
 
     Raises:
       ValueError: `num_draft` is below 1, or not 1 <= `min_ngram` <= `max_ngram`.

@@ -1,6 +1,6 @@
-"""A draft that is itself decoded speculatively, with a drafter that is cheaper still.
+"""Staged speculative decoding: the draft model is decoded speculatively too, with a cheaper drafter.
 
-Staged speculative decoding (Spector and Re 2023). The draft's tokens have exactly the draft's distribution,
+Spector and Re 2023. The draft's tokens have exactly the draft's distribution,
 so the outer rule sees the q that they were drawn from. Axes: B rows, K drafts, k drafts of the inner
 drafter, V vocabulary, T token slots.
 """
@@ -36,19 +36,19 @@ class RecorderState(struct.PyTreeNode):
 
 
 class Recorder(DrafterWrapper):
-    """The inner drafter, and the draft's distribution of each token that an inner round emitted."""
+    """A wrapper of the inner drafter that records q of each token that an inner round emitted."""
 
     def choose_length(self, state: RecorderState, context: Context) -> jax.Array:
-        """Returns `[B]`: all that the row has use for."""
+        """Returns `[B]`, the most drafts that each row can use."""
         return jnp.minimum(self.num_draft, context.draft_budget)
 
     def propose(self, state: RecorderState, *args: Any) -> tuple[Draft, RecorderState]:
-        """As the inner drafter does."""
+        """Delegates to the inner drafter."""
         draft, inner = self.inner.propose(state.inner, *args)
         return draft, state.replace(inner=inner)
 
     def skip(self, state: RecorderState, context: Context) -> RecorderState:
-        """As the inner drafter does."""
+        """Delegates to the inner drafter."""
         return state.replace(inner=self.inner.skip(state.inner, context))
 
     def commit(self, state: RecorderState, round: Round) -> RecorderState:
@@ -62,7 +62,7 @@ class Recorder(DrafterWrapper):
 
 
 class _InnerDraws(struct.PyTreeNode):
-    """The outer draws, by streams of their own for each inner round: those of drafted tokens."""
+    """The outer draws; each inner round has its own streams, among those of drafted tokens."""
 
     outer: Any
     first: jax.Array
@@ -78,11 +78,11 @@ class _InnerDraws(struct.PyTreeNode):
 
 
 class StagedDrafter(Drafter):
-    """Drafts K tokens of a draft model by rounds with the inner drafter.
+    """A drafter of K tokens from a draft model, which is decoded in rounds with the inner drafter.
 
     Attributes:
       network: the draft model.
-      inner: drafts chains for it: a `ModelDrafter` or a `PromptLookupDrafter`.
+      inner: the draft model's drafter of chains: a `ModelDrafter` or a `PromptLookupDrafter`.
       num_draft: K.
     """
 
@@ -92,21 +92,21 @@ class StagedDrafter(Drafter):
 
     @property
     def vocabulary(self) -> Any:
-        """Of the draft model."""
+        """The draft model's."""
         return self.network.vocabulary
 
     @property
     def cache_sharding(self) -> Any:
-        """Of the network."""
+        """The network's."""
         return self.network.cache_sharding
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError where the draft model cannot draft for `target`, or the inner one for it."""
+        """Raises a ValueError if the draft model does not fit `target`, or `inner` the draft model."""
         model.check_network(self.network, target, share_encoder=False)
         self.inner.check(self.network)
 
     def init(self, context: Context, prefix_width: int) -> StagedState:
-        """Encodes the sources for both, and feeds the decoder prefix."""
+        """Encodes the sources for both stages, and feeds the decoder prefix."""
         encoded = model.encode(self.network, context)
         num_extra = self.num_draft + self.inner.num_draft + 1
         cache = model.prefilled_cache(self.network, encoded, context, prefix_width, num_extra)
@@ -116,7 +116,7 @@ class StagedDrafter(Drafter):
     def propose(
         self, state: StagedState, context: Context, draws: Draws | None, max_length: jax.Array | None
     ) -> tuple[Draft, StagedState]:
-        """Inner rounds until every row has K tokens, or as many as it has use for."""
+        """Runs inner rounds until every row has K tokens, or as many as it can use."""
         num_rows, depth = len(context.length), self.num_draft
         limit = jnp.full_like(context.length, depth) if max_length is None else max_length
         program = round_lib.Program(self.network, Recorder(self.inner), acceptance.speculative, depth)
@@ -141,14 +141,14 @@ class StagedDrafter(Drafter):
         running = lambda carry: carry[1].running.any()  # noqa: E731
         _, done = jax.lax.while_loop(running, body, (jnp.asarray(0, jnp.int32), first))
         tokens = done.context.window(context.length, depth)
-        recorded = done.drafter_state  # a row may have fewer: its limit, or logits that are not finite
+        recorded = done.drafter_state  # a row may have fewer, by its limit or non-finite logits
         draft = Draft(tokens, jnp.minimum(recorded.count, depth), recorded.probs)
         return draft, state.replace(cache=done.cache, inner=recorded.inner)
 
     def _caught_up(self, cache: cache_lib.Cache, context: Context) -> cache_lib.Cache:
         """Returns the cache with all committed tokens but the last.
 
-        After a full acceptance it lacks one more, and others after rounds without a draft.
+        Before, it may lack one more after full acceptance, and several after rounds without a draft.
         """
         cache = model.feed_missing(self.network, cache, context, self.num_draft + 1)
 
@@ -162,33 +162,33 @@ class StagedDrafter(Drafter):
         return cache_lib.rollback(cache, context.length - 1)
 
     def commit(self, state: StagedState, round: Round) -> StagedState:
-        """Forgets what the target did not accept, on both stages."""
+        """Removes the tokens that the target did not accept, in both stages."""
         cache = cache_lib.trim(state.cache, round.context.length - 1)
         return state.replace(cache=cache, inner=self.inner.commit(state.inner, round))
 
 
 def _lengthened(context: Context, num_draft: int, encoded: jax.Array) -> Context:
-    """Returns the context as the draft sees it: with that encoder output, and slots for a round's tokens."""
+    """Returns the context as the draft model sees it: with `encoded`, and slots for a round's tokens."""
     tokens = jnp.pad(context.tokens, ((0, 0), (0, num_draft)))
     return context.replace(tokens=tokens, encoded=encoded)
 
 
 def staged(draft: Any, inner: Drafter, num_draft: int = 5) -> StagedDrafter:
-    """Returns a drafter from a loaded model that is decoded speculatively itself, `inner` drafting for it.
+    """Returns a drafter from a loaded model that is itself decoded speculatively, with `inner` as drafter.
 
     Args:
-      draft: of `specjax.load`.
-      inner: of `drafters.from_model` or `drafters.prompt_lookup`.
-      num_draft: K, tokens of the model a round.
+      draft: a model from `specjax.load`.
+      inner: a drafter from `drafters.from_model` or `drafters.prompt_lookup`.
+      num_draft: K, tokens of the model per round.
 
     Raises:
-      ValueError: an inner drafter of another kind, or one that does not fit; `num_draft` is below 1.
+      ValueError: `inner` is of another kind, or does not fit; `num_draft` is below 1.
     """
     network = model.network_of(draft)
     model.check_num_draft(num_draft)
     if not isinstance(inner, Drafter) or inner.drafts_trees or inner.own_params is not inner:
         raise ValueError(
-            f"`inner` must be of drafters.from_model or drafters.prompt_lookup, got {inner!r:.80}"
+            f"`inner` must be from drafters.from_model or drafters.prompt_lookup, got {inner!r:.80}"
         )
     if None not in (inner.vocabulary, network.vocabulary) and inner.vocabulary != network.vocabulary:
         raise ValueError("`inner` must have the draft's tokenizer, got another")

@@ -19,32 +19,32 @@ import safetensors.numpy
 
 CONFIG, WEIGHTS, LEGACY = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 
-# The names of tensors: with the prefix of the wrapped model, in some versions with the name of the adapter.
+# Tensor names have the prefix of the wrapped model; some versions of PEFT add the name of the adapter.
 _LOW_RANK = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _WHOLE = re.compile(
     r"(?:base_model\.model\.)?(.+?)(?:\.base_layer|(?:\.modules_to_save)?(?:\.default)?)\.weight"
 )
 
-# Settings that make of LoRA something else than a sum: what they are.
+# Settings with which an adapter is more than a low-rank sum -> the reason, for the error message.
 _OTHER_METHODS = {
     "use_dora": "DoRA scales the columns of the sum",
     "use_qalora": "QALoRA pools the inputs",
     "use_bdlora": "block-diagonal LoRA",
-    "alora_invocation_tokens": "activated LoRA begins within a text",
+    "alora_invocation_tokens": "activated LoRA starts within the sequence",
     "layer_replication": "layers are repeated",
-    "arrow_config": "Arrow chooses among adapters by the token",
-    "monteclora_config": "MonteCLoRA draws its weights",
+    "arrow_config": "Arrow selects an adapter per token",
+    "monteclora_config": "MonteCLoRA samples its weights",
 }
-# Beginnings that take a part out of the base weights, which PEFT does again when it loads the adapter.
+# Initialisations that subtract from the base weights, as PEFT does again when it loads the adapter.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class LowRank(NamedTuple):
-    """The change `scale * b @ a` of a matrix.
+    """A low-rank update `scale * b @ a` of a matrix.
 
     Attributes:
       a, b: `[R, I]` and `[O, R]` float32.
-      scale: alpha over R, or over its root.
+      scale: alpha / R, or alpha / sqrt(R) with `use_rslora`.
     """
 
     a: np.ndarray
@@ -54,13 +54,13 @@ class LowRank(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """What an adapter does to the tensors of a checkpoint.
+    """An adapter: updates and replacements of the tensors of a checkpoint.
 
     Attributes:
-      source: where it was read.
-      changes: by the name of a tensor, what is added to it.
-      replaced: by the name of a tensor, what takes its place before (PEFT's `modules_to_save`, and the
-        embedding and the head, which it saves where the head is adapted or the vocabulary was resized).
+      source: the directory or hub id that it was read from.
+      changes: tensor name -> the update that is added.
+      replaced: tensor name -> the tensor that replaces it before the update (PEFT's `modules_to_save`, and
+        the embedding and the head, which it saves if the head is adapted or the vocabulary was resized).
     """
 
     source: str
@@ -69,21 +69,21 @@ class Adapter:
 
     @property
     def names(self) -> frozenset[str]:
-        """Tensors of the checkpoint that it changes or replaces."""
+        """Names of the tensors that it updates or replaces."""
         return frozenset((*self.changes, *self.replaced))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises one ValueError that names every tensor that does not fit.
 
         Args:
-          shapes: of the checkpoint's tensors by name.
+          shapes: tensor name -> shape in the checkpoint.
         """
         found = [(name, (len(b), a.shape[1])) for name, (a, b, _) in self.changes.items()]
         found += [(name, tensor.shape) for name, tensor in self.replaced.items()]
         unknown = sorted(self.names - shapes.keys())
         problems = [f"the model has no {', '.join(unknown)}"] if unknown else []
         problems += [
-            f"{name} is for shape {shape}, the model's is {shapes[name]}"
+            f"{name} must have the model's shape {shapes[name]}, got {shape}"
             for name, shape in sorted(found)
             if shape != shapes.get(name, shape)
         ]
@@ -91,11 +91,11 @@ class Adapter:
             raise ValueError(f"the adapter {self.source} does not fit the model: {'; '.join(problems)}")
 
     def merged(self, name: str, part: np.ndarray, spans: Sequence[range]) -> np.ndarray:
-        """Returns a part of a tensor with the adapter in it, in float32 where it changes anything.
+        """Returns a part of a tensor with the adapter merged, in float32 if the adapter contains the tensor.
 
         Args:
-          part: of the checkpoint's tensor.
-          spans: the indices of the part, an axis each.
+          part: the part as the checkpoint has it.
+          spans: the indices of the part, one range per axis.
         """
         index = tuple(slice(span.start, span.stop) for span in spans)
         part = self.replaced[name][index] if name in self.replaced else part
@@ -109,12 +109,12 @@ def read(source: str, config: Mapping[str, Any], weights: str | os.PathLike[str]
     """Reads an adapter; every tensor of the file is used exactly once.
 
     Args:
-      source: for messages.
+      source: its directory or hub id, for messages.
       config: the parsed adapter_config.json.
       weights: the path of adapter_model.safetensors.
 
     Raises:
-      ValueError: it is not LoRA as a sum, or damaged, or its tensors do not go with its config.
+      ValueError: it is not plain LoRA, it is damaged, or its tensors do not match its config.
     """
     _check_method(source, config)
     try:
@@ -140,7 +140,7 @@ def read(source: str, config: Mapping[str, Any], weights: str | os.PathLike[str]
 
 
 def _check_method(source: str, config: Mapping[str, Any]) -> None:
-    """Raises a ValueError where merging is more than adding a product to a matrix."""
+    """Raises a ValueError if merging takes more than the addition of a low-rank product."""
     kind, begin = config.get("peft_type", "LORA"), config.get("init_lora_weights")
     used = [f"{key} ({what})" for key, what in _OTHER_METHODS.items() if config.get(key)]
     if kind != "LORA":
@@ -150,17 +150,17 @@ def _check_method(source: str, config: Mapping[str, Any]) -> None:
     if used:
         raise ValueError(
             f"the adapter {source} has {', '.join(used)}, which is not supported: merge it with PEFT's "
-            "`merge_and_unload` and load the checkpoint that this gives"
+            "`merge_and_unload` and load the merged checkpoint"
         )
 
 
 def _low_rank(
     source: str, config: Mapping[str, Any], module: str, sides: Mapping[str, np.ndarray]
 ) -> LowRank:
-    """Returns the change of one module's matrix.
+    """Returns the update of one module's matrix.
 
     Raises:
-      ValueError: A or B is missing, or they are not of the rank that the config states.
+      ValueError: A or B is missing, or their rank differs from the config's.
     """
     absent = sorted({"A", "B"} - sides.keys())
     if absent:
@@ -170,7 +170,7 @@ def _low_rank(
     alpha = _of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
     if a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank:
         raise ValueError(
-            f"the adapter {source} has lora_A {a.shape} and lora_B {b.shape} of {module}, and {CONFIG} "
+            f"the adapter {source} has lora_A {a.shape} and lora_B {b.shape} of {module}, but {CONFIG} "
             f"states rank {rank}: copy both files again"
         )
     # `fan_in_fan_out` is for layers that store (in, out); a T5 has none, and PEFT ignores it here.

@@ -1,4 +1,4 @@
-"""Shapes and flavours of T5, and the published ones."""
+"""T5 configs, and presets of the published models."""
 
 import dataclasses
 
@@ -7,22 +7,22 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """The shape and flavour of a T5 network. Hashable: a config is a static argument.
+    """The sizes and variant of a T5 network. Hashable, as a static argument must be.
 
     Attributes:
       vocab_size: V, rows of the embedding (padding rows included).
       d_model, d_kv, d_ff, num_heads: M, D, F and H.
-      num_layers, num_decoder_layers: layers of the encoder and of the decoder.
+      num_layers, num_decoder_layers: number of layers of the encoder and of the decoder.
       gated: False: `f(x W)` (v1.0). True: `f(x W0) * (x W1)` (v1.1).
-      tied_head: the head is the embedding (v1.0) rather than a matrix of its own.
+      tied_head: the output head shares the embedding matrix (v1.0); otherwise it has its own.
       scale_logits: multiply the head's input by M^-0.5 (v1.0).
       num_buckets, max_distance: of the relative-position bias.
       dropout_rate: used in training only.
       dtype: compute dtype, a string: "float32", "bfloat16" or "float16".
       pad_id, eos_id, start_id: special ids; the decoder's input begins with `start_id`.
       other_eos_ids: further ids that end a row.
-      activation: f, a key of `layers.ACTIVATIONS`; None: relu, where gated the tanh form of gelu.
-      bias_in_every_layer: each layer has a table of relative positions of its own (UMT5), not one a stack.
+      activation: f, a key of `layers.ACTIVATIONS`; None: relu, or the tanh form of gelu if gated.
+      bias_in_every_layer: each layer has its own relative-position table (UMT5); otherwise one per stack.
     """
 
     vocab_size: int = 32128
@@ -54,36 +54,36 @@ class T5Config:
 
     @property
     def encoded_width(self) -> int:
-        """M, of the encoder's output too."""
+        """Width of the encoder's output: M."""
         return self.d_model
 
     @property
     def num_kv_heads(self) -> int:
-        """H: each head of queries has keys and values of its own."""
+        """H: one key-value head per query head."""
         return self.num_heads
 
     @property
     def has_cross_kernels(self) -> bool:
-        """Whether cross-attention has kernels of its own: it has."""
+        """Whether cross-attention has its own kernels: always True for T5."""
         return True
 
     def for_heads(self, **sizes: int) -> "T5Config":
-        """Returns the T5 of whose layers heads on this network are made (see `heads`)."""
+        """Returns the config of the T5 layers of which heads on this network consist (see `heads`)."""
         return dataclasses.replace(self, **sizes)  # type: ignore[arg-type]
 
     def shallow(self, num_layers: int) -> "T5Config":
-        """Returns the same with so many layers on each side."""
+        """Returns the config with `num_layers` layers in each stack."""
         return dataclasses.replace(self, num_layers=num_layers, num_decoder_layers=num_layers)
 
     def resized(self, num_layers: int, d_model: int, dtype: str) -> "T5Config":
-        """Returns a relative of other size on both sides, with heads of 64."""
+        """Returns a config of the same variant with other sizes in both stacks and head width 64."""
         size = dict(d_model=d_model, d_kv=64, d_ff=4 * d_model, num_heads=max(1, d_model // 64))
         layers = dict(num_layers=num_layers, num_decoder_layers=num_layers)
         return dataclasses.replace(self, **size, **layers, dtype=dtype)  # type: ignore[arg-type]
 
     @property
     def precision(self) -> jax.lax.Precision:
-        """Float32 means float32: a TPU's default would round the operands to bfloat16."""
+        """Full float32 precision for float32: a TPU's default would round the operands to bfloat16."""
         exact = self.dtype == "float32"
         return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
 

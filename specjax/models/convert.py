@@ -1,10 +1,10 @@
-"""Checkpoints in Hugging Face's format, read and written without torch; the names and config.json of T5s.
+"""Checkpoints in Hugging Face's format, read and written without torch; tensor names and config.json of T5.
 
-Those of T5Gemma: `t5gemma_convert`. `tensor_names` is the one table of names; reading and writing walk it, so
-every tensor of a file is used exactly once and every parameter is set exactly once.
+For T5Gemma see `t5gemma_convert`. `tensor_names` is the only table of names; reading and writing iterate over
+it, so every tensor of a file is used exactly once and every parameter is set exactly once.
 
 Axes: V vocabulary, M model width, F feed-forward width, H heads, D head width. Torch stores a
-linear layer as (out, in); the kernels here are (in, out), with H and D apart.
+linear layer as (out, in); the kernels here are (in, out), with H and D as separate axes.
 """
 
 import contextlib
@@ -36,27 +36,27 @@ Config = T5Config | T5GemmaConfig
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS, INDEX, LEGACY = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
-# Copies of the embedding that older files hold.
+# Copies of the embedding in older files.
 ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Old files hold a bias for cross-attention, which T5 does not have.
+# Older files contain a cross-attention bias, which T5 does not use.
 IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
-# The model_type of config.json -> the class in `architectures`, which tells where there is no model_type.
+# model_type of config.json -> class in `architectures`, which identifies configs without a model_type.
 MODEL_TYPES = {
     "t5": "T5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
 }
 _NOT_T5 = {
-    "codet5p": "CodeT5+ of 2B and more is built of CodeGen; its 220m and 770m are T5s",
+    "codet5p": "CodeT5+ of 2B and more is built from CodeGen; its 220m and 770m models are T5s",
     "longt5": "its encoder attends to local blocks",
     "switch_transformers": "its layers are mixtures of experts",
 }
-# Other names of activations -> those of `ACTIVATIONS`.
+# Other names of activations -> keys of `ACTIVATIONS`.
 _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "gelu_python": "gelu"}
 _SAME_ACTIVATION |= {"swish": "silu"}
 
-# Attributes of `T5Config` that config.json must give; all attributes that it may give -> its key.
+# Attributes of `T5Config` that config.json must contain; all attributes that it may contain -> their keys.
 _REQUIRED = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
 IDS = {"pad_id": "pad_token_id", "eos_id": "eos_token_id", "start_id": "decoder_start_token_id"}
 _KEYS = {
@@ -129,14 +129,14 @@ def config_from_hf(config: dict[str, Any]) -> Config:
     """Returns the config that a config.json describes, whichever transformers version wrote it.
 
     Up to version 4, `tie_word_embeddings` states both that the head is the embedding and that
-    logits are scaled. Version 5 always writes True there and states the second, for T5 and UMT5, in
-    `scale_decoder_outputs`; it never scales mT5.
+    logits are scaled. Version 5 always writes True there and, for T5 and UMT5, states the
+    scaling in `scale_decoder_outputs`; it never scales mT5.
 
     Args:
       config: the parsed config.json.
 
     Returns:
-      The config in float32. `tied_head` is a guess here: the weights decide it (see `load`).
+      The config in float32. `tied_head` is provisional: the weights determine it (see `load`).
     """
     kind = model_type(config)
     if kind in t5gemma_convert.MODEL_TYPES:
@@ -154,7 +154,7 @@ def config_from_hf(config: dict[str, Any]) -> Config:
     given = {name: config[key] for name, key in _KEYS.items() if config.get(key) is not None}
     if isinstance(given.get("eos_id"), list):
         if not given["eos_id"]:
-            raise ValueError("eos_token_id is an empty list: give the ids that end a text, in config.json")
+            raise ValueError("`eos_token_id` of config.json must contain an id, got []; give the end tokens")
         given["eos_id"], *others = given["eos_id"]
         given["other_eos_ids"] = tuple(others)
     given.setdefault("num_decoder_layers", given["num_layers"])
@@ -178,9 +178,9 @@ def model_type(config: dict[str, Any]) -> str:
 
 
 def _feed_forward_form(config: dict[str, Any], kind: str) -> tuple[bool, str | None]:
-    """Returns whether the feed-forward layer is gated, and its activation (None: the usual one).
+    """Returns whether the feed-forward layer is gated, and its activation (None: the default).
 
-    `is_gated_act` and `dense_act_fn`, where given, hold over `feed_forward_proj`, as in transformers.
+    `is_gated_act` and `dense_act_fn`, where given, override `feed_forward_proj`, as in transformers.
     """
     projection = config.get("feed_forward_proj") or ("relu" if kind == "t5" else "gated-gelu")
     name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
@@ -191,8 +191,8 @@ def _feed_forward_form(config: dict[str, Any], kind: str) -> tuple[bool, str | N
     if name not in ACTIVATIONS:
         known = ", ".join((*ACTIVATIONS, *_SAME_ACTIVATION))
         raise ValueError(
-            f"the activation {name!r} (feed_forward_proj {projection!r}) is unknown: it may be {known}, "
-            "plain or gated"
+            f"the activation must be one of {known}, plain or gated, got {name!r} (feed_forward_proj "
+            f"{projection!r})"
         )
     return gated, None if name == _usual(gated) else name
 
@@ -207,10 +207,10 @@ def config_to_hf(config: Config, dtype: str = "float32") -> dict[str, Any]:
 
 
 def _t5_config_to_hf(config: T5Config, dtype: str) -> dict[str, Any]:
-    """Returns that of a T5, which transformers 4 and 5 read alike.
+    """Returns the config.json of a T5, which transformers 4 and 5 read alike.
 
-    Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would leave
-    out the scale; no published T5 is of that form.
+    Note: an untied head with scaled logits exists in transformers 5 only. Version 4 would
+    omit the scale; no published T5 has that form.
     """
     eos_ids = [config.eos_id, *config.other_eos_ids]
     kind = "umt5" if config.bias_in_every_layer else "t5"
@@ -224,13 +224,13 @@ def _t5_config_to_hf(config: T5Config, dtype: str) -> dict[str, Any]:
         "feed_forward_proj": f"gated-{plain}" if config.gated else plain,
         "dense_act_fn": activation,
         "is_gated_act": config.gated,
-        # To version 4 True also means: scale. So a tied head without the scale is written as
+        # In version 4 True also means scaled logits. So a tied head without the scale is written as
         # an untied one that equals the embedding.
         "tie_word_embeddings": config.tied_head and config.scale_logits,
         "scale_decoder_outputs": config.scale_logits,
         "initializer_factor": 1.0,
         "use_cache": True,
-        "torch_dtype": dtype,  # read by every version; "dtype" is known to the newer ones only
+        "torch_dtype": dtype,  # read by every version; only newer ones read "dtype"
     }
 
 
@@ -273,11 +273,11 @@ def load(
     """Reads a checkpoint: config.json and model.safetensors, in one file or in shards.
 
     Args:
-      source: a local directory or a hub id. A directory wins.
+      source: a local directory or a hub id. A directory takes precedence.
       dtype: of the computation and of the params; None: float32 on a CPU, else bfloat16.
-      place: maps the shapes of the params to their shardings. Every tensor then goes straight to its
-        devices, one after the other, and a process reads the parts of its own devices only.
-      hub: `revision`, `subfolder`, `token` and the like, for the hub.
+      place: maps the shapes of the params to their shardings. Tensors then go directly to their
+        devices, one at a time, and each process reads only the parts of its own devices.
+      hub: `revision`, `subfolder`, `token` and other options of the hub.
       adapter: a directory or hub id of a LoRA adapter in PEFT's format, which is merged into the weights in
         float32 as they are read (see `adapters`).
 
@@ -310,7 +310,7 @@ def _by_path(params: Any) -> dict[tuple[str, ...], Any]:
 
 
 def shapes(config: Config) -> dict[str, Any]:
-    """Returns the params of such a network as `jax.ShapeDtypeStruct`s, in its compute dtype."""
+    """Returns the params of a network of this config as `jax.ShapeDtypeStruct`s, in its compute dtype."""
     return _nest(
         (t.path, jax.ShapeDtypeStruct(t.shape, jnp.dtype(config.dtype))) for t in tensor_names(config)
     )
@@ -328,7 +328,7 @@ def _compute_dtype(dtype: Any) -> str:
     if dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if dtype == "float16" and on_cpu:
-        warnings.warn("float16 on a CPU is slow and overflows: take float32 or bfloat16", stacklevel=3)
+        warnings.warn("float16 on a CPU is slow and overflows: use float32 or bfloat16", stacklevel=3)
     return dtype
 
 
@@ -338,12 +338,12 @@ def read_json_config(
     """Returns the parsed config.json of a local directory or of a hub repository.
 
     Raises:
-      ValueError: there is none, or it is no JSON.
+      ValueError: config.json is missing or is not valid JSON.
     """
     source = os.path.expanduser(os.fspath(source))
     path = hub_files.locate(source, "config.json", hub)
     if path is None:
-        where = "" if os.path.isdir(source) else " here, nor on the hub, or the hub cannot be reached"
+        where = "" if os.path.isdir(source) else " locally or on the hub (or the hub cannot be reached)"
         raise ValueError(
             f"{source} has no config.json{where}: give a hub id, or a directory of a checkpoint in Hugging "
             "Face's format"
@@ -363,7 +363,7 @@ def _opened(
     find = functools.partial(hub_files.locate, source, hub=hub)
     described = read_json_config(source, hub)
     generation = find("generation_config.json")
-    if generation is not None:  # special ids stand there too, and what stands there holds
+    if generation is not None:  # its special ids take precedence
         found = hub_files.read_json(generation)
         keys = (*IDS.values(), "bos_token_id")
         described |= {key: found[key] for key in keys if found.get(key) is not None}
@@ -375,7 +375,7 @@ def _opened(
         checkpoint = _Checkpoint(_weight_files(source, find), config, stack, changes)
         has_both = head in checkpoint.shapes and embedding in checkpoint.shapes
         own_head = has_both and not checkpoint.same(head, embedding)
-        # What an adapter does to a tied head it does not do to the embedding.
+        # An adapter of the head leaves the embedding unchanged, so the head is no longer tied.
         own_head |= changes is not None and head in changes.names
         config = dataclasses.replace(config, tied_head=not own_head)
         _check(checkpoint, config)
@@ -399,7 +399,7 @@ def _read_adapter(source: str | os.PathLike[str]) -> adapters.Adapter:
 
 
 def _weight_files(source: str, find: Callable[[str], str | None]) -> list[str]:
-    """Returns the paths of the safetensors files: the one, or the shards that the index names."""
+    """Returns the paths of the safetensors files: one file, or the shards that the index names."""
     path = find(WEIGHTS)
     if path is not None:
         return [path]
@@ -433,7 +433,7 @@ class _Checkpoint:
         stored = _FORMATS[config.family]
         embedding, head = stored.embedding(config), stored.head
         self._file_of: dict[str, Any] = {}
-        self._stored_as: dict[str, str] = {}  # name here -> name in the file, where another
+        self._stored_as: dict[str, str] = {}  # canonical name -> name in the file, if different
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
             try:
@@ -448,26 +448,26 @@ class _Checkpoint:
                 self.shapes[name] = tuple(file.get_slice(written).get_shape())
                 if name != written:
                     self._stored_as[name] = written
-        # Some files hold the embedding under the name of a copy only.
+        # Some files store the embedding only under the name of a copy.
         found = [name for name in stored.copies(config) if name in self.shapes]
         if embedding not in self.shapes and found:
             self._take(embedding, found[0])
-        # Where the head was tied, an adapter's is a copy of the embedding.
+        # An adapter of a tied head starts from a copy of the embedding.
         if adapter is not None and head in adapter.names and head not in self.shapes:
             self._take(head, embedding)
 
     def _take(self, name: str, other: str) -> None:
-        """Reads what is stored as `other`, if it is, where `name` is asked for."""
+        """Maps `name` to the tensor that is stored as `other`, if there is one."""
         if other in self.shapes:
             self._file_of[name], self.shapes[name] = self._file_of[other], self.shapes[other]
             self._stored_as[name] = self._stored_as.get(other, other)
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a whole tensor as the file has it."""
+        """Returns a full tensor as stored, without the adapter."""
         return self._file_of[name].get_tensor(self._stored_as.get(name, name))
 
     def read_part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads the part `index` of a parameter, and no other part of the file."""
+        """Reads the part `index` of a parameter, and only that part of the file."""
         spans = [range(*s.indices(size)) for s, size in zip(index, tensor.shape, strict=True)]
         shape = [len(span) for span in spans]
         if tensor.kind == "same":
@@ -475,7 +475,7 @@ class _Checkpoint:
         if len(spans) == 3:  # H and D are one axis of the file
             first = 1 if tensor.shape[0] == tensor.file_shape[1] else 0
             heads, width = spans[first], tensor.shape[first + 1]
-            assert len(spans[first + 1]) == width  # no rule divides D
+            assert len(spans[first + 1]) == width  # no partition rule divides D
             spans[first : first + 2] = [range(heads.start * width, heads.stop * width)]
         return self._slice(tensor.name, spans[::-1]).T.reshape(shape)
 
@@ -493,26 +493,26 @@ def _check(checkpoint: _Checkpoint, config: Config) -> None:
     """Raises one ValueError that names every tensor that does not fit."""
     shapes, stored = checkpoint.shapes, _FORMATS[config.family]
     embedding, head, copies = stored.embedding(config), stored.head, stored.copies(config)
-    wanted = {tensor.name: tensor.file_shape for tensor in tensor_names(config)}
-    accepted = {*wanted, *copies} | ({head} if config.tied_head else set())
-    missing = sorted(wanted.keys() - shapes.keys())
+    expected = {tensor.name: tensor.file_shape for tensor in tensor_names(config)}
+    accepted = {*expected, *copies} | ({head} if config.tied_head else set())
+    missing = sorted(expected.keys() - shapes.keys())
     left_over = sorted(name for name in shapes.keys() - accepted if not stored.is_ignored(name))
     problems = [f"missing: {', '.join(missing)}"] if missing else []
     problems += [f"left over: {', '.join(left_over)}"] if left_over else []
-    for name in sorted(wanted.keys() & shapes.keys()):
-        if shapes[name] != wanted[name]:
-            problems.append(f"{name} has shape {shapes[name]}, config.json states {wanted[name]}")
+    for name in sorted(expected.keys() & shapes.keys()):
+        if shapes[name] != expected[name]:
+            problems.append(f"{name} has shape {shapes[name]}, config.json states {expected[name]}")
     for name in copies:
         both = name != head and name in shapes and embedding in shapes
         if both and not checkpoint.same(name, embedding):
-            problems.append(f"{name} differs from {embedding}, whose copy it should be")
+            problems.append(f"{name} differs from {embedding}, of which it must be a copy")
     problems += stored.hints(missing, left_over, config)
     if problems:
         raise ValueError("the weights do not fit config.json: " + "; ".join(problems))
 
 
 def _t5_hints(missing: list[str], left_over: list[str], config: T5Config) -> list[str]:
-    """Returns what these names say of config.json."""
+    """Returns probable errors in config.json, given the missing and the left-over names."""
     hints = []
     if any(".wi_0." in name for name in left_over):
         hints.append('the weights have wi_0/wi_1: feed_forward_proj should be "gated-gelu" (v1.1)')
@@ -527,9 +527,9 @@ def _t5_hints(missing: list[str], left_over: list[str], config: T5Config) -> lis
 def _read(
     checkpoint: _Checkpoint, tensor: Tensor, dtype: str, place: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """Reads a parameter onto the devices of `place`, those that hold the same part with one reading.
+    """Reads a parameter onto the devices of `place`, or the default device if None.
 
-    None: onto the default device.
+    A part that several devices hold is read once.
     """
     parts: dict[str, np.ndarray] = {}
 
@@ -550,11 +550,11 @@ def _read(
 def _to_tensors(config: Config, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Returns the tensors of the file by name; one ValueError names every param that does not fit."""
     arrays, tensors = _by_path(params), list(tensor_names(config))
-    wanted = {tensor.path: tensor.shape for tensor in tensors}
+    expected = {tensor.path: tensor.shape for tensor in tensors}
     faults = {
-        "missing": wanted.keys() - arrays.keys(),
-        "left over": arrays.keys() - wanted.keys(),
-        "of another shape": {p for p in wanted.keys() & arrays.keys() if wanted[p] != arrays[p].shape},
+        "missing": expected.keys() - arrays.keys(),
+        "left over": arrays.keys() - expected.keys(),
+        "of another shape": {p for p in expected.keys() & arrays.keys() if expected[p] != arrays[p].shape},
     }
     named = {what: ", ".join(sorted("/".join(path) for path in paths)) for what, paths in faults.items()}
     if any(named.values()):
@@ -578,9 +578,9 @@ def save(
     tokenizer: Any = None,
     dtype: str = "float32",
 ) -> None:
-    """Writes a checkpoint that `load` and `transformers` (for T5s 4 and 5) read as the same model.
+    """Writes a checkpoint that `load` and `transformers` (4 and 5 for T5) read as the same model.
 
-    Files are written whole; config.json comes last, so a directory that has one is complete.
+    Files are written atomically, config.json last, so a directory that has one is complete.
 
     Args:
       directory: created when missing; files of the same names are replaced.

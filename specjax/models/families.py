@@ -1,4 +1,4 @@
-"""The families of networks, by what their configs call them: modules, networks, published shapes."""
+"""Model families by the `family` of their configs: modules, networks and presets."""
 
 from typing import Any
 
@@ -31,17 +31,17 @@ def sized(
     num_kv_heads: int | None = None,
     window: int = 4096,
 ) -> Config:
-    """Returns a config of one of `FLAVOURS` whose decoder begins with the padding id, to train from scratch.
+    """Returns a config of one of `FLAVOURS` to train from scratch; `start_id` is the padding id.
 
     Args:
-      num_kv_heads, window: of T5Gemma, see `t5gemma_config.StackConfig`; None: as many as `num_heads`.
+      num_kv_heads, window: for T5Gemma, see `t5gemma_config.StackConfig`; None: `num_heads`.
     """
     if flavour == "t5":
         return T5Config(vocab_size, d_model, d_kv, d_ff, num_heads, num_layers, num_decoder_layers)
     like = T5GEMMA_PRESETS["t5gemma-2b-2b" if flavour == "t5gemma" else "t5gemma-2-270m-270m"]
 
     def stack(like: StackConfig, layers: int) -> StackConfig:
-        sliding = alternating(layers, 2)  # few layers: the published period of version 2 is 6
+        sliding = alternating(layers, 2)  # version 2 publishes period 6, too long for few layers
         sizes = d_model, d_kv, d_ff, num_heads, num_kv_heads or num_heads, sliding, window, float(d_kv)
         rotation = like.theta, like.full_theta, like.full_factor
         return StackConfig(*sizes, *rotation, like.attention_cap)
@@ -51,10 +51,10 @@ def sized(
 
 
 def module(config: Config, **fields: Any) -> Module:
-    """Returns the Linen module of a config; `fields` as of any `nn.Module`."""
+    """Returns the Linen module of a config; `fields` are those of `nn.Module`."""
     return _MODULES[config.family](config, **fields)
 
 
 def network(params: Any, config: Config, **fields: Any) -> T5Network:
-    """Returns the network of params and their config; `fields` as of `T5Network`."""
+    """Returns the network of params and their config; `fields` are those of `T5Network`."""
     return _NETWORKS[config.family](params, config, **fields)

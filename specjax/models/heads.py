@@ -7,10 +7,10 @@ Axes: B rows, N pairs, D positions ahead, S source length, T cache slots, F widt
 features, M of its embedding (`encoded` has the width of its encoder), W of the heads, V vocabulary, R ids
 that are drafted. The layers are those of a T5, with relative positions, whatever the target is.
 
-A pair is (f_j, t_(j+1)): the target's feature after token j, and the token that was chosen there. A head
-at it predicts token j + 2. The first pair of a text is (0, t_0). The embedding, and the head
-where all ids are drafted, are the target's, frozen: they arrive as `frozen` and are neither trained nor
-stored.
+A pair is (f_j, t_(j+1)): the target's feature after token j, and the token chosen from it. A head
+predicts token j + 2 from it. The first pair of a text is (0, t_0): its feature is zero. The embedding, and
+the output head if all ids are drafted, are the target's: they are passed as `frozen`, and are neither trained
+nor stored.
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ KINDS = ("medusa", "eagle", "one_pass")
 
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig:
-    """The shape of heads. Hashable: static.
+    """The kind and sizes of heads. Hashable, as a static argument must be.
 
     Raises:
-      ValueError: an unknown kind, or no positions ahead.
+      ValueError: `kind` is unknown, or `num_steps` is below 1.
 
     Attributes:
       kind: one of `KINDS`.
-      num_steps: D, positions ahead that they are trained for.
-      d_model, d_kv, d_ff, num_heads, num_layers: of the layers; Medusa has none and is M wide.
-      draft_ids: the R ids that they can draft, growing; empty: all, by the target's own head (M wide).
+      num_steps: D, number of positions ahead that they are trained for.
+      d_model, d_kv, d_ff, num_heads, num_layers: sizes of the layers; Medusa has no layers and width M.
+      draft_ids: the R ids that they can draft, ascending; empty: all V, by the target's head (width M).
       feature_layers: see `t5.T5Network`.
     """
 
@@ -62,19 +62,19 @@ class HeadsConfig:
             raise ValueError(f"`num_steps` must be at least 1, got {self.num_steps}")
 
     def num_features(self, target: families.Config) -> int:
-        """Returns F, of such a target."""
+        """Returns F for a target."""
         return target.d_model * (1 + len(self.feature_layers))
 
     def check(self, target: families.Config) -> None:
-        """Raises a ValueError where these heads do not fit such a target."""
+        """Raises a ValueError if these heads do not fit the target."""
         if (self.kind == "medusa" or not self.draft_ids) and self.d_model != target.d_model:
             raise ValueError(
-                f"`d_model` must be as wide as the target, {target.d_model}, for Medusa heads and those that "
-                f"use the target's head, got {self.d_model}; or give `draft_ids`"
+                f"`d_model` must be the target's, {target.d_model}, for Medusa heads and for heads without "
+                f"`draft_ids`, got {self.d_model}"
             )
         if self.kind == "medusa" and self.feature_layers:
             raise ValueError(
-                f"`feature_layers` must be empty for Medusa heads, which read the last one only, got "
+                f"`feature_layers` must be empty for Medusa heads, which read the last layer only, got "
                 f"{self.feature_layers}"
             )
         if any(not 0 <= i < target.num_decoder_layers for i in self.feature_layers):
@@ -98,7 +98,7 @@ class HeadsConfig:
 
 
 class _VocabularyHead(nn.Module):
-    """Logits of the R ids that are drafted, by an own kernel `[W, R]`, or of all by the target's head."""
+    """The output head: its own kernel `[W, R]` for R drafted ids, or the target's head for all V."""
 
     config: HeadsConfig
     target: families.Config
@@ -124,14 +124,14 @@ class _VocabularyHead(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Head d is x + SiLU(x W_d + b_d), then a vocabulary head that all share; W_d is zero at first."""
+    """Medusa heads: head d is x + SiLU(x W_d + b_d), then a shared output head; W_d starts at zero."""
 
     config: HeadsConfig
     target: families.Config
 
     @nn.compact
     def unroll(self, frozen: Any, features: jax.Array, depth: int | None = None) -> jax.Array:
-        """Maps features `[B, N, M]` to logits `[B, depth, N, R]` of the tokens 2, 3, ... after them."""
+        """Maps features `[B, N, M]` to logits `[B, depth, N, R]` of the tokens 2, 3, ... positions ahead."""
         num_heads, width = self.config.num_steps, self.config.d_model
         kernel = self.param("kernel", nn.initializers.zeros, (num_heads, width, width)).astype(features.dtype)
         bias = self.param("bias", nn.initializers.zeros, (num_heads, width)).astype(features.dtype)
@@ -142,7 +142,7 @@ class MedusaHeads(nn.Module):
 
 
 class FeatureDecoder(nn.Module):
-    """Decoder layers over pairs, and over masks where all positions are predicted at once."""
+    """Decoder layers over pairs, followed by masks if all positions are predicted at once."""
 
     config: HeadsConfig
     target: families.Config
@@ -174,12 +174,12 @@ class FeatureDecoder(nn.Module):
         return jnp.einsum("...i,io->...o", x, kernel.astype(x.dtype), precision=self.target.precision)
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> cache_lib.Cache:
-        """As `t5.T5.init_cache`, of the target's encoder output `[B, S, M]`."""
+        """Returns an empty cache for the target's encoder output `[B, S, M]`; see `t5.T5.init_cache`."""
         encoded = self._project(encoded, self.encoded_in)
         return layers.empty_cache(self.layers, encoded, source_mask, num_slots, encoded.dtype)
 
     def hidden(self, features: jax.Array) -> jax.Array:
-        """Maps features `[B, N, F]` to `[B, N, W]`, which stands where later the layers' own output does."""
+        """Maps features `[B, N, F]` to `[B, N, W]`; later steps take the layers' own output in its place."""
         return self._project(features, self.fuse)
 
     def decode(
@@ -198,10 +198,10 @@ class FeatureDecoder(nn.Module):
           tokens: `[B, N]`.
           cache: pairs and masks go into the slots after its length.
           layout: of pairs and masks.
-          mask_ids: which masks. Static.
+          mask_ids: indices of the masks. Static.
 
         Returns:
-          `[B, N + masks, W]`, and the cache with so many more entries.
+          `[B, N + masks, W]`, and the cache with N + masks more entries.
         """
         embedded = frozen["embedding"][tokens].astype(hidden.dtype).astype(jnp.float32)
         inputs = [self.hidden_norm(hidden.astype(jnp.float32)), self.token_norm(embedded)]
@@ -222,10 +222,10 @@ class FeatureDecoder(nn.Module):
     def unroll(
         self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
     ) -> jax.Array:
-        """Returns what drafting from each of N pairs would give, for training: logits `[B, D, N, R]`.
+        """Returns the logits `[B, D, N, R]` of drafting from each of N pairs, for training.
 
-        Entry [d, i] is of the token d + 1 after that of pair i, the true tokens taken for those drafted
-        before it.
+        Entry [d, i] predicts the token d + 1 positions after that of pair i; the true tokens take the place
+        of earlier drafts (teacher forcing).
 
         Args:
           features: `[B, N, F]`, zero in the first pair.
@@ -238,14 +238,14 @@ class FeatureDecoder(nn.Module):
     def _unroll_steps(
         self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
     ) -> jax.Array:
-        """EAGLE-3, section 3.2: step d reads its own outputs, and sees what drafting would have seen."""
+        """Runs D steps (EAGLE-3, section 3.2): each reads the outputs of the one before, as in drafting."""
         num_pairs, depth = features.shape[1], self.config.num_steps
         place = np.arange(num_pairs)
         cache, hidden = self.init_cache(encoded, source_mask, num_pairs * depth), self.hidden(features)
         outputs = []
         for step in range(depth):
-            # A pair at step d was reached from pair j - d: of those up to there it sees the target's
-            # features, of those after only what earlier steps made of them.
+            # Pair j at step d was drafted from pair j - d: it sees the target's features up to pair j - d,
+            # and only the outputs of earlier steps after it.
             start = place[:, None] - step
             blocks = [place[None] <= start]
             blocks += [(place[None] == start + i) & (i <= step) for i in range(1, depth)]
@@ -262,7 +262,7 @@ class FeatureDecoder(nn.Module):
     def _unroll_masks(
         self, frozen: Any, features: jax.Array, tokens: jax.Array, encoded: jax.Array, source_mask: jax.Array
     ) -> jax.Array:
-        """All pairs, and behind them a block of masks for each, in one call."""
+        """Makes one call on all pairs, followed by a block of masks for each pair."""
         num_pairs, num_masks = features.shape[1], self.config.num_steps - 1
         place = np.arange(num_pairs)
         origin = np.concatenate([place, np.repeat(place, num_masks)])
@@ -282,7 +282,7 @@ class FeatureDecoder(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Originals:
-    """Arrays kept to be recognised. All are equal: which they are does not change a program."""
+    """Arrays kept for identity checks. All instances are equal, so that compiled programs are shared."""
 
     arrays: Params = dataclasses.field(repr=False)
 
@@ -297,12 +297,12 @@ class HeadsNetwork(struct.PyTreeNode):
     """Heads with their params and the arrays of the target that they read.
 
     Attributes:
-      params: of the heads alone; None before they have any.
-      frozen: the target's embedding and head: the very arrays of its params, or whole copies on every device.
-      config: the shape of the heads. Static.
-      target: of the target. Static.
-      cache_sharding: as of `T5Network`; heads are small and never divided.
-      originals: where `frozen` are copies, what they are copies of. Static.
+      params: the heads' own params; None before initialisation.
+      frozen: the target's embedding and head: the arrays of its params themselves, or replicated copies.
+      config: the config of the heads. Static.
+      target: the config of the target. Static.
+      cache_sharding: see `T5Network`; heads are small and always replicated.
+      originals: the arrays that `frozen` copies; None if they are not copies. Static.
     """
 
     params: Params = struct.field(repr=False)
@@ -319,14 +319,14 @@ class HeadsNetwork(struct.PyTreeNode):
         return cls(params, frozen, config, target.config)
 
     def check(self, target: Network) -> None:
-        """Raises a ValueError if they were loaded for another target; traced arrays are not looked at."""
+        """Raises a ValueError if they were loaded for another target; traced arrays are not checked."""
         frozen = self.frozen if self.originals is None else self.originals.arrays
         leaves = [*jax.tree.leaves(target), *jax.tree.leaves(frozen)]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return
         ours = {id(leaf) for leaf in jax.tree.leaves(target)}
         if not {id(leaf) for leaf in jax.tree.leaves(frozen)} <= ours:
-            raise ValueError("`drafter` must have heads of this target; load_heads(directory, target)")
+            raise ValueError("`drafter` must have heads of this target; use load_heads(directory, target)")
 
     @property
     def vocab_size(self) -> int:
@@ -335,7 +335,7 @@ class HeadsNetwork(struct.PyTreeNode):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Of the target, whose features are read."""
+        """Layers of the target whose features are read."""
         return self.config.feature_layers
 
     @property
@@ -355,7 +355,7 @@ class HeadsNetwork(struct.PyTreeNode):
         return kind(self.config, self.target)
 
     def ahead(self, features: jax.Array, depth: int) -> jax.Array:
-        """Returns logits `[B, depth, V]` of Medusa's first heads after features `[B, M]`."""
+        """Returns logits `[B, depth, V]` of the first `depth` Medusa heads on features `[B, M]`."""
         logits = self._apply(self.frozen, features[:, None], depth, method="unroll")
         return self._spread(logits[:, :, 0])
 
@@ -370,7 +370,7 @@ class HeadsNetwork(struct.PyTreeNode):
     def decode(
         self, cache: cache_lib.Cache, hidden: jax.Array, tokens: jax.Array, layout: Layout, num_masks: int = 0
     ) -> tuple[jax.Array, cache_lib.Cache]:
-        """See `FeatureDecoder.decode`; the first `num_masks` masks."""
+        """See `FeatureDecoder.decode`; uses the first `num_masks` masks."""
         mask_ids = tuple(range(num_masks))
         return self._apply(self.frozen, hidden, tokens, cache, layout, mask_ids, method="decode")
 

@@ -1,4 +1,4 @@
-"""Heads on disk: heads.json and heads.safetensors, with a fingerprint of the target they were made for."""
+"""Saves and loads heads: heads.json and heads.safetensors, with a fingerprint of their target."""
 
 import dataclasses
 import hashlib
@@ -36,7 +36,7 @@ def fingerprint(params: Any) -> str:
 
 
 def _first(leaf: Any) -> np.ndarray:
-    """Returns the first `_SAMPLE` entries, on a mesh of the rows that hold them."""
+    """Returns the first `_SAMPLE` entries; only the rows that contain them are fetched from a mesh."""
     if leaf.ndim == 0:
         return np.asarray(sharding.fetch(leaf))
     rows = -(-_SAMPLE // max(leaf[:1].size, 1))
@@ -44,12 +44,12 @@ def _first(leaf: Any) -> np.ndarray:
 
 
 def save(directory: str | os.PathLike[str], network: heads.HeadsNetwork, target: t5.T5Network) -> None:
-    """Writes heads, in bfloat16, heads.json last.
+    """Writes heads in bfloat16, heads.json last.
 
     Args:
       directory: created when missing.
       network: the heads.
-      target: that they were trained for.
+      target: the target that they were trained for.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -69,10 +69,10 @@ def save(directory: str | os.PathLike[str], network: heads.HeadsNetwork, target:
 
 
 def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, str]:
-    """Returns the shape of heads on disk, and the fingerprint of their target.
+    """Returns the config of saved heads and the fingerprint of their target.
 
     Raises:
-      ValueError: there are none, or not of this format.
+      ValueError: the file is missing or has another format.
     """
     path = pathlib.Path(directory) / CONFIG
     config: dict[str, Any]
@@ -84,7 +84,7 @@ def read_config(directory: str | os.PathLike[str]) -> tuple[heads.HeadsConfig, s
         return heads.HeadsConfig(**config), document["target"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} does not hold heads of the format {FORMAT!r} ({error}): make some with "
+            f"{path} does not contain heads of the format {FORMAT!r} ({error}): train heads with "
             "`python -m experiments.train_heads`"
         ) from error
 
@@ -93,14 +93,14 @@ def load(directory: str | os.PathLike[str], target: t5.T5Network) -> heads.Heads
     """Reads heads for a target, in the dtype of its params.
 
     Raises:
-      ValueError: they were made for another target, are damaged, or do not fit their config.
+      ValueError: they were trained for another target, are damaged, or do not fit their config.
     """
     config, made_for = read_config(directory)
     found = fingerprint(target.params)
     if found != made_for:
         raise ValueError(
             f"the heads in {directory} were trained for another target (fingerprint {made_for[:12]}, not "
-            f"{found[:12]}): train some for this one with `python -m experiments.train_heads`"
+            f"{found[:12]}): train heads for this one with `python -m experiments.train_heads`"
         )
     config.check(target.config)
     path = pathlib.Path(directory) / WEIGHTS
@@ -111,7 +111,7 @@ def load(directory: str | os.PathLike[str], target: t5.T5Network) -> heads.Heads
     expected = jax.eval_shape(lambda: init(config, target, 0).params)
     shapes = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(expected)}
     if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise ValueError(f"{path} holds other arrays than {CONFIG} states: copy both again")
+        raise ValueError(f"the arrays of {path} do not match {CONFIG}: copy both again")
     dtype = target.params["embedding"].dtype
     params = jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.asarray(tensors[_name(path)], dtype), expected
@@ -122,8 +122,8 @@ def load(directory: str | os.PathLike[str], target: t5.T5Network) -> heads.Heads
 def init(config: heads.HeadsConfig, target: t5.T5Network, seed: int) -> heads.HeadsNetwork:
     """Returns untrained heads with float32 params.
 
-    Medusa's vocabulary head begins as the target's rows of the ids that are drafted: at first every head
-    predicts what the target itself predicts of the next token.
+    Medusa's output head is initialised with the target's rows of the drafted ids: every head first predicts
+    the target's distribution of the next token.
     """
     network = heads.HeadsNetwork.of(config, target)
     frozen = jax.tree.map(lambda x: x.astype(jnp.float32), network.frozen)

@@ -8,7 +8,7 @@ Axes: B rows, N decoder tokens of this call, S source length, T cache slots, M m
 feed-forward width, H heads, D head width.
 
 The residual stream, the norms and the softmax are float32 whatever the compute dtype is: T5
-activations reach 1e5, beyond float16. Masking selects; it never adds a large negative number to a score.
+activations reach 1e5, beyond float16. Masks select scores; no large negative number is added to one.
 """
 
 import functools
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from specjax import cache as cache_lib
 from specjax.models.config import T5Config
 
-MASKED = -1e30  # a float32 score that no softmax notices
+MASKED = -1e30  # a float32 score with zero weight in any softmax
 
 _gelu = functools.partial(nn.gelu, approximate=False)
 _tanh_gelu = functools.partial(nn.gelu, approximate=True)
@@ -41,7 +41,7 @@ Dropout = functools.partial(nn.Dropout, broadcast_dims=(-2,))
 def relative_bucket(
     distance: jax.Array, *, two_sided: bool, num_buckets: int, max_distance: int
 ) -> jax.Array:
-    """Bucket of a relative position `key - query` (Raffel et al. 2020, section 2.1).
+    """Returns the bucket of a relative position `key - query` (Raffel et al. 2020, section 2.1).
 
     Half of the buckets hold exact distances, half grow logarithmically up to `max_distance`.
     Two-sided (encoder): half of all buckets are for keys after the query. One-sided
@@ -76,17 +76,17 @@ def attend(
     visible: jax.Array,
     precision: Any,
 ) -> jax.Array:
-    """Attention without the 1/sqrt(D) factor, as T5 has it.
+    """Computes attention without the 1/sqrt(D) factor, as in T5.
 
     Args:
       queries: `[B, N, H, D]`.
       keys: `[B, H, D, T]`.
       values: `[B, H, T, D]`.
       bias: `[B or 1, H, N, T] float32` added to the scores, or None.
-      visible: `[B or 1, N or 1, T] bool`, True where a query may look.
+      visible: `[B or 1, N or 1, T] bool`, True where a query attends.
 
     Returns:
-      `[B, N, H, D]` in the dtype of `values`; zero for a query that sees nothing.
+      `[B, N, H, D]` in the dtype of `values`; zero for a query that attends to nothing.
     """
     scores = jnp.einsum(
         "bnhd,bhdt->bhnt", queries, keys, precision=precision, preferred_element_type=jnp.float32
@@ -96,24 +96,24 @@ def attend(
     scores = scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     weights = jnp.where(mask, jnp.exp(scores), 0.0)
     weights = weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30)
-    # A weight of zero does not silence a NaN: slots that no query sees are zeroed as well.
+    # 0 * NaN is NaN: the values of slots that no query attends to are zeroed as well.
     values = jnp.where(visible.any(1)[:, None, :, None], values, 0)
     context = jnp.einsum("bhnt,bhtd->bhnd", weights.astype(values.dtype), values, precision=precision)
     return context.swapaxes(1, 2)
 
 
 def to_cache_axes(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Turns `[B, T, H, D]` keys and values into `[B, H, D, T]` and `[B, H, T, D]`."""
+    """Transposes `[B, T, H, D]` keys and values into `[B, H, D, T]` and `[B, H, T, D]`."""
     return keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
 
 
 def unit(x: jax.Array, epsilon: float) -> jax.Array:
-    """`x` `[..., M]` over its root mean square."""
+    """Returns `x` `[..., M]` divided by its root mean square."""
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + epsilon)
 
 
 class RMSNorm(nn.Module):
-    """Scales by the root mean square, without mean or bias (T5's layer norm)."""
+    """Root-mean-square normalisation, without mean or bias (T5's layer norm)."""
 
     config: T5Config
 
@@ -200,7 +200,7 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
-        """Bias between absolute positions `[B or 1, N]` and `[B or 1, T]`, all below T.
+        """Returns the bias between absolute positions `[B or 1, N]` and `[B or 1, T]`, all below T.
 
         Returns:
           `[B or 1, H, N, T] float32`.
@@ -224,7 +224,7 @@ def biases(
     query_positions: jax.Array,
     key_positions: jax.Array,
 ) -> list[jax.Array]:
-    """Returns the bias of each layer, of a table that all share or of its own; see `RelativeBias`."""
+    """Returns the bias of each layer, from a shared table or from one per layer; see `RelativeBias`."""
     if isinstance(tables, RelativeBias):
         return [tables(query_positions, key_positions)] * num_layers
     return [table(query_positions, key_positions) for table in tables]
@@ -284,7 +284,7 @@ class DecoderLayer(nn.Module):
         """
         y = self.attention_norm(x)
         keys, values = self.attention.keys_values(y)
-        if cache.num_slots == 0:  # teacher forcing: the call itself holds every token
+        if cache.num_slots == 0:  # teacher forcing: the call itself contains every token
             keys, values = to_cache_axes(keys, values)
         else:
             keys = cache_lib.write(cache.keys[index], keys, cache.length, slots_last=True)
@@ -301,10 +301,10 @@ class DecoderLayer(nn.Module):
 def empty_cache(
     layers: Sequence[DecoderLayer], encoded: jax.Array, source_mask: jax.Array, num_slots: int, dtype: Any
 ) -> cache_lib.Cache:
-    """A cache without tokens, with these layers' cross-attention keys and values of the sources.
+    """Returns an empty cache with these layers' cross-attention keys and values of the sources.
 
     Args:
-      encoded: `[B, S, M]`, what they attend to.
+      encoded: `[B, S, M]`, the encoder output.
       source_mask: `[B, S] bool`.
       num_slots: T. Static.
       dtype: of keys and values.
@@ -333,7 +333,7 @@ def run_decoder(
     """Returns the residual stream `[B, N, M]` after each layer, and the cache with N more tokens.
 
     Args:
-      biases: of each layer, see `attend`, as `visible`.
+      biases: one per layer; see `attend`, also for `visible`.
     """
     streams, keys, values = [], [], []
     for index, (layer, bias) in enumerate(zip(layers, biases, strict=True)):

@@ -1,7 +1,7 @@
-"""Weights in eight bits: a quarter of the bytes, per output channel.
+"""Int8 weights, quantized symmetrically per output channel: a quarter of the float32 bytes.
 
-A target's own weights in int8 make a draft model that needs no training, and whose mistakes cost
-acceptance only. As a target they are a different model: speculation is then lossless with respect to it.
+A target's own weights in int8 make a draft model that needs no training; quantization errors only lower its
+acceptance. As a target they are a different model: decoding is then lossless with respect to that model.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from specjax.models import families
 from specjax.models.t5 import T5Network
 from specjax.types import Params
 
-_INNER_AXES: dict[str, int | tuple[int, ...]] = {"embedding": -1, "o": (0, 1)}  # summed over; 0 elsewhere
+_INNER_AXES: dict[str, int | tuple[int, ...]] = {"embedding": -1, "o": (0, 1)}  # contracted axes; else 0
 
 
 def quantize(params: Params) -> Params:
-    """Replaces every matrix by `{"int8", "scale"}`: rounded to 127 steps of its channel's largest entry.
+    """Replaces every matrix by `{"int8", "scale"}`; the scale is the channel's largest magnitude over 127.
 
-    Vectors (norms) and the tables of relative positions are small and stay as they are.
+    Vectors (norms) and relative-position tables are small and stay unquantized.
     """
 
     def one(path: tuple, leaf: jax.Array) -> Any:
@@ -34,7 +34,7 @@ def quantize(params: Params) -> Params:
 
 
 def dequantize(params: Params) -> Params:
-    """Returns the float32 params that quantized ones stand for."""
+    """Returns the float32 values of quantized params."""
 
     def is_pair(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() == {"int8", "scale"}
@@ -42,7 +42,7 @@ def dequantize(params: Params) -> Params:
     def one(node: Any) -> Any:
         if not is_pair(node):
             return node
-        # Behind a barrier, or the compiler would unpack all weights once, before the loop.
+        # Without the barrier the compiler would dequantize all weights once, before the decoding loop.
         packed, scale = jax.lax.optimization_barrier((node["int8"], node["scale"]))
         return packed.astype(jnp.float32) * jnp.broadcast_to(scale, packed.shape)
 
@@ -50,7 +50,7 @@ def dequantize(params: Params) -> Params:
 
 
 class QuantizedNetwork(T5Network):
-    """A network of any family whose params came from `quantize`; each call unpacks what it reads."""
+    """A network of any family whose params came from `quantize`; each call dequantizes what it reads."""
 
     @property
     def module(self) -> Any:
@@ -59,7 +59,7 @@ class QuantizedNetwork(T5Network):
 
     @classmethod
     def of(cls, network: T5Network) -> "QuantizedNetwork":
-        """Returns the network in eight bits, on the same devices."""
+        """Returns the network in int8, on the same devices."""
         params = jax.jit(quantize)(network.params)
         return cls(params, network.config, network.feature_layers, network.cache_sharding, network.vocabulary)
 

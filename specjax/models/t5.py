@@ -1,4 +1,4 @@
-"""T5 as a Flax (Linen) module: v1.0, v1.1 and all that descends from them, UMT5 too. Its layers: `layers`.
+"""T5 as a Flax (Linen) module: v1.0, v1.1 and their descendants, UMT5 included. See `layers`.
 
 Axes: B rows, N decoder tokens of this call, S source length, T cache slots, V vocabulary, M model width.
 
@@ -35,7 +35,7 @@ class T5(nn.Module):
     """An encoder-decoder T5. Every method is a pure function of (params, arguments).
 
     `encode`, then `init_cache`, then any number of `decode` calls of any width. Calling the
-    module does all three at once over a whole decoder input, for training.
+    module runs all three on a complete decoder input, for training.
     """
 
     config: T5Config
@@ -56,7 +56,7 @@ class T5(nn.Module):
         self.dropout = Dropout(c.dropout_rate)
 
     def _tables(self, num_layers: int, two_sided: bool) -> Any:
-        """Returns the table of a stack, or those of its layers."""
+        """Returns the relative-position table of a stack, or one per layer."""
         if not self.config.bias_in_every_layer:
             return RelativeBias(self.config, two_sided)
         return [RelativeBias(self.config, two_sided) for _ in range(num_layers)]
@@ -66,7 +66,7 @@ class T5(nn.Module):
         return self.dropout(x, deterministic=deterministic)
 
     def encode(self, source_ids: jax.Array, source_mask: jax.Array, deterministic: bool = True) -> jax.Array:
-        """Encodes sources; padding is invisible.
+        """Encodes sources; padding is masked.
 
         Args:
           source_ids: `[B, S] int32`.
@@ -89,8 +89,8 @@ class T5(nn.Module):
         Args:
           encoded: `[B, S, M]`, the output of `encode`.
           source_mask: `[B, S] bool`.
-          num_slots: T. Static. 0 makes a cache for teacher forcing: the one decode call that
-            follows must hold every token.
+          num_slots: T. Static. 0 makes a cache for teacher forcing: the single decode call that
+            follows must contain every token.
         """
         return empty_cache(self.decoder_layers, encoded, source_mask, num_slots, self.config.dtype)
 
@@ -102,12 +102,12 @@ class T5(nn.Module):
         layout: Layout | None = None,
         feature_layers: tuple[int, ...] = (),
     ) -> tuple[jax.Array, jax.Array, Cache]:
-        """Feeds N tokens after what the cache holds.
+        """Feeds N tokens after those in the cache.
 
         Args:
-          cache: the cache; the caller sees to it that length + N <= T.
+          cache: the cache; the caller ensures that length + N <= T.
           tokens: `[B, N] int32`; row b's tokens go into slots length[b]..length[b] + N - 1.
-          layout: where the tokens stand and what they see; None: they follow each other.
+          layout: positions of the tokens and what they attend to; None: a chain.
           feature_layers: see `T5Network`.
 
         Returns:
@@ -162,11 +162,11 @@ class T5Network(Network):
 
     Attributes:
       params: nested dicts of arrays, in the structure of `T5(config).init(...)["params"]`.
-      config: shape and flavour.
-      feature_layers: decoder layers after which the residual stream, over its root mean square, is returned
-        behind the last hidden state (EAGLE-3 reads a low, a middle and a high one).
-      cache_sharding: of the cache's keys and values `[B, H, ...]` on a mesh: an empty cache has no
-        input whose placement the compiler could take over. None: one device.
+      config: sizes and variant.
+      feature_layers: decoder layers whose output, divided by its root mean square, is appended to the last
+        hidden state in the features (EAGLE-3 reads a low, a middle and a high layer).
+      cache_sharding: sharding of the cache's keys and values `[B, H, ...]` on a mesh; the compiler cannot
+        infer it, since an empty cache has no input. None: one device.
       vocabulary: a `texts.Vocabulary`; None: unknown, all V ids exist.
     """
 
@@ -193,13 +193,13 @@ class T5Network(Network):
 
     @property
     def num_ids(self) -> int | None:
-        """Ids of the vocabulary, where V is padded beyond them; None: all."""
+        """Number of ids that exist, if V is padded beyond it; None: all V."""
         known = self.vocab_size if self.vocabulary is None else len(self.vocabulary)
         return known if known < self.vocab_size else None
 
     @property
     def pad_id(self) -> int:
-        """Of the config, as the next two."""
+        """From the config, like the next two."""
         return self.config.pad_id
 
     @property
@@ -212,12 +212,12 @@ class T5Network(Network):
 
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
-        """What the params lie on; None: one device."""
+        """The mesh of the params; None: one device."""
         place: Any = self.cache_sharding
         return place and place.mesh
 
     def with_features(self, layers: tuple[int, ...]) -> "T5Network":
-        """Returns the same network, whose features hold those of `layers` too."""
+        """Returns the same network, whose features also contain those of `layers`."""
         return self.replace(feature_layers=layers)
 
     def with_vocabulary(self, vocabulary: Any) -> "T5Network":
@@ -245,7 +245,7 @@ class T5Network(Network):
         return sharding.keep_whole(self._apply(features, method="logits"), self.cache_sharding)
 
     def _placed(self, cache: Cache) -> Cache:
-        """Returns the cache where it belongs on the mesh."""
+        """Returns the cache constrained to its sharding on the mesh."""
         if self.cache_sharding is None:
             return cache
         arrays = (cache.keys, cache.values, cache.cross_keys, cache.cross_values)

@@ -2,10 +2,10 @@
 
 Sources: Zhang et al. 2025 (arXiv 2504.06225) for T5Gemma, Zhang et al. 2025 (arXiv 2512.14856) for T5Gemma 2,
 Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786) for the layers, Su et al. 2021 for rotary positions,
-Ainslie et al. 2023 for grouped queries. Where they leave something open, what transformers computes holds.
+Ainslie et al. 2023 for grouped queries. Details that they leave open follow transformers.
 
 Axes: B rows, N decoder tokens of this call, S source length, T cache slots, V vocabulary, M model width, H
-heads, E heads of keys and values (of which a group of H / E heads of queries reads each), D head width.
+heads, E key-value heads (each shared by a group of H / E query heads), D head width.
 
 The residual stream, norms, softmax and logits are float32 whatever the compute dtype is. Keys are rotated by
 their position in the text before they are cached, so they may move to other slots (`cache.keep_path`).
@@ -31,7 +31,7 @@ __all__ = ["PRESETS", "T5Gemma", "T5GemmaConfig", "T5GemmaNetwork"]
 
 
 class Rotation(NamedTuple):
-    """What turns the two halves of a head: cosines and sines `[B or 1, N, 1, D / 2] float32`."""
+    """A rotary position embedding: cosines and sines `[B or 1, N, 1, D / 2] float32`."""
 
     cos: jax.Array
     sin: jax.Array
@@ -44,18 +44,18 @@ class Rotation(NamedTuple):
         return cls(jnp.cos(angles), jnp.sin(angles))
 
     def turn(self, x: jax.Array) -> jax.Array:
-        """Turns `x` `[B, N, heads, D]`."""
+        """Rotates `x` `[B, N, heads, D]`."""
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         turned = [first * self.cos - second * self.sin, second * self.cos + first * self.sin]
         return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 class View(NamedTuple):
-    """What a layer sees of the tokens of its own side.
+    """The rotation and the mask of a layer's self-attention.
 
     Attributes:
-      rotation: of the new tokens.
-      visible: `[B or 1, N or 1, T] bool`, True where a new token may look.
+      rotation: the rotation of the new tokens.
+      visible: `[B or 1, N or 1, T] bool`, True where a new token attends.
     """
 
     rotation: Rotation
@@ -63,10 +63,10 @@ class View(NamedTuple):
 
 
 def reach(config: T5GemmaConfig, *, is_decoder: bool) -> tuple[int, int]:
-    """Returns how many positions before and after its own a token sees in a sliding layer.
+    """Returns how many positions before and after itself a token attends to in a sliding-window layer.
 
-    A window of W tokens ends at the own token in a decoder. In an encoder it is W tokens on each side
-    (version 1), or W with the own token in the middle (version 2).
+    In a decoder the window of W tokens ends at the token itself. In an encoder it has W tokens on each side
+    (version 1), or W tokens with the token itself in the middle (version 2).
     """
     window = (config.decoder if is_decoder else config.encoder).window
     if is_decoder:
@@ -75,7 +75,7 @@ def reach(config: T5GemmaConfig, *, is_decoder: bool) -> tuple[int, int]:
 
 
 def views(config: T5GemmaConfig, layout: Layout, *, is_decoder: bool) -> list[View]:
-    """Returns what each layer of a side sees; windows are of text positions, whatever the slots."""
+    """Returns the view of each layer of a stack; windows count text positions, not cache slots."""
     stack = config.decoder if is_decoder else config.encoder
     before, after = reach(config, is_decoder=is_decoder)
     ahead = layout.key_positions[:, None, :] - layout.positions[:, :, None]
@@ -86,12 +86,12 @@ def views(config: T5GemmaConfig, layout: Layout, *, is_decoder: bool) -> list[Vi
 
 
 class Keys(NamedTuple):
-    """What is attended to, in the axes of a cache.
+    """Keys and values with their mask, in the axes of a cache.
 
     Attributes:
       keys: `[B, E, D, T]`.
       values: `[B, E, T, D]`.
-      visible: `[B or 1, N or 1, T] bool`, True where a query may look.
+      visible: `[B or 1, N or 1, T] bool`, True where a query attends.
     """
 
     keys: jax.Array
@@ -100,16 +100,16 @@ class Keys(NamedTuple):
 
 
 def attend(queries: jax.Array, parts: Sequence[Keys], cap: float | None, precision: Any) -> jax.Array:
-    """Attention with one softmax over the keys of all parts.
+    """Computes attention with one softmax over the keys of all parts.
 
-    The parts are not laid side by side: only their scores are, which are small beside a cache.
+    Keys and values are not concatenated, which would copy the cache: the softmax combines their scores.
 
     Args:
       queries: `[B, N, H, D]`, scaled.
       cap: see `StackConfig`.
 
     Returns:
-      `[B, N, H, D]` in the dtype of the values; zero for a query that sees nothing.
+      `[B, N, H, D]` in the dtype of the values; zero for a query that attends to nothing.
     """
     groups = queries.reshape(*queries.shape[:2], parts[0].keys.shape[1], -1, queries.shape[3])
     scores = []
@@ -127,7 +127,7 @@ def attend(queries: jax.Array, parts: Sequence[Keys], cap: float | None, precisi
     total = jnp.maximum(sum(w.sum(-1, keepdims=True) for w in weights), 1e-30)
     context = jnp.zeros((), jnp.float32)
     for part, weight in zip(parts, weights, strict=True):
-        # A weight of zero does not silence a NaN: slots that no query sees are zeroed as well.
+        # 0 * NaN is NaN: the values of slots that no query attends to are zeroed as well.
         values = jnp.where(part.visible.any(1)[:, None, :, None], part.values, 0)
         context = context + jnp.einsum(
             "begnt,betd->bnegd", (weight / total).astype(values.dtype), values, precision=precision
@@ -136,7 +136,7 @@ def attend(queries: jax.Array, parts: Sequence[Keys], cap: float | None, precisi
 
 
 class RMSNorm(nn.Module):
-    """Scales by the root mean square, without mean or bias; the scale is stored as what it is above 1."""
+    """Root-mean-square normalisation, without mean or bias; the stored scale is an offset from 1."""
 
     epsilon: float
     dtype: str
@@ -153,7 +153,7 @@ class Attention(nn.Module):
     """The projections of one attention layer. Kernels: q `[M, H, D]`, k, v `[M, E, D]`, o `[H, D, M]`.
 
     Attributes:
-      encoded_width: M of what keys and values are made of, where that is the other side's.
+      encoded_width: width of the encoder output for cross-attention; None: keys and values are of width M.
     """
 
     config: T5GemmaConfig
@@ -175,7 +175,7 @@ class Attention(nn.Module):
         return jnp.einsum("bnm,mhd->bnhd", x, kernel.astype(x.dtype), precision=self.config.precision)
 
     def keys_values(self, x: jax.Array, rotation: Rotation | None = None) -> tuple[jax.Array, jax.Array]:
-        """Maps `[B, S, M]` to keys and values `[B, S, E, D]`, the keys turned by `rotation`."""
+        """Maps `[B, S, M]` to keys and values `[B, S, E, D]`, the keys rotated by `rotation`."""
         keys = self._project(x, self.k)
         keys = self.k_norm(keys) if self.config.version == 2 else keys
         return keys if rotation is None else rotation.turn(keys), self._project(x, self.v)
@@ -201,12 +201,12 @@ class Attention(nn.Module):
 
 
 class _Sublayers(nn.Module):
-    """What a layer of either side has: the norms before and after each of its parts."""
+    """The base of both kinds of layers: the norms before and after each sublayer."""
 
     config: T5GemmaConfig
 
     def _norms(self, stack: StackConfig) -> tuple[RMSNorm, RMSNorm]:
-        """Returns the norm before a part, which gives the compute dtype, and that after it, in float32."""
+        """Returns the norms before and after a sublayer; they return the compute dtype and float32."""
         epsilon = stack.layer_norm_epsilon
         return RMSNorm(epsilon, self.config.dtype), RMSNorm(epsilon, "float32")
 
@@ -233,7 +233,7 @@ class EncoderLayer(_Sublayers):
 
 
 class DecoderLayer(_Sublayers):
-    """Attention to the cache and to the source, one after the other or in one (version 2), feed-forward."""
+    """Self- and cross-attention, separate (version 1) or merged (version 2), then feed-forward."""
 
     def setup(self) -> None:
         c = self.config
@@ -247,7 +247,7 @@ class DecoderLayer(_Sublayers):
         self.dropout = Dropout(c.dropout_rate)
 
     def cross_keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Maps the encoder output `[B, S, M]` to keys `[B, E, D, S]`, unturned, and values `[B, E, S, D]`."""
+        """Maps the encoder output `[B, S, M]` to unrotated keys `[B, E, D, S]` and values `[B, E, S, D]`."""
         attention = self.cross if self.config.has_cross_kernels else self.attention
         return to_cache_axes(*attention.keys_values(encoded))
 
@@ -262,7 +262,7 @@ class DecoderLayer(_Sublayers):
         drop = lambda y: self.dropout(y, deterministic=deterministic)  # noqa: E731
         y = self.attention_norm(x)
         keys, values = self.attention.keys_values(y, view.rotation)
-        if cache.num_slots == 0:  # teacher forcing: the call itself holds every token
+        if cache.num_slots == 0:  # teacher forcing: the call itself contains every token
             keys, values = to_cache_axes(keys, values)
         else:
             keys = cache_lib.write(cache.keys[index], keys, cache.length, slots_last=True)
@@ -279,7 +279,7 @@ class DecoderLayer(_Sublayers):
 
 
 class Embedding(nn.Module):
-    """A table `[V, M]` that one side has to itself."""
+    """The encoder's own embedding table `[V, M]` (version 1)."""
 
     config: T5GemmaConfig
 
@@ -302,7 +302,7 @@ class Vector(nn.Module):
 
 
 class T5Gemma(nn.Module):
-    """An encoder-decoder T5Gemma. Every method is a pure function of (params, arguments), as of `t5.T5`."""
+    """An encoder-decoder T5Gemma. Every method is a pure function of (params, arguments), as in `t5.T5`."""
 
     config: T5GemmaConfig
 
@@ -331,7 +331,7 @@ class T5Gemma(nn.Module):
         return self.dropout(x.astype(jnp.float32), deterministic=deterministic)
 
     def encode(self, source_ids: jax.Array, source_mask: jax.Array, deterministic: bool = True) -> jax.Array:
-        """Encodes sources; padding is invisible.
+        """Encodes sources; padding is masked.
 
         Args:
           source_ids: `[B, S] int32`.
@@ -350,13 +350,13 @@ class T5Gemma(nn.Module):
         return self.dropout(self.encoder_norm(x), deterministic=deterministic)
 
     def init_cache(self, encoded: jax.Array, source_mask: jax.Array, num_slots: int) -> Cache:
-        """Returns an empty cache with the keys and values of these sources.
+        """Returns an empty cache with the cross-attention keys and values of these sources.
 
         Args:
           encoded: `[B, S, M]`, the output of `encode`.
           source_mask: `[B, S] bool`.
-          num_slots: T. Static. 0 makes a cache for teacher forcing: the one decode call that
-            follows must hold every token.
+          num_slots: T. Static. 0 makes a cache for teacher forcing: the single decode call that
+            follows must contain every token.
         """
         stack, num_layers = self.config.decoder, self.config.num_decoder_layers
         keys = jnp.zeros((len(encoded), stack.num_kv_heads, stack.d_kv, num_slots), self.config.dtype)
@@ -378,7 +378,7 @@ class T5Gemma(nn.Module):
         layout: Layout | None = None,
         feature_layers: tuple[int, ...] = (),
     ) -> tuple[jax.Array, jax.Array, Cache]:
-        """Feeds N tokens after what the cache holds; as of `t5.T5.decode`."""
+        """Feeds N tokens after those in the cache; see `t5.T5.decode`."""
         num_new = tokens.shape[1]
         if layout is None:
             layout = tree.chain_layout(cache.length, num_new, cache.num_slots or num_new)
@@ -426,7 +426,7 @@ class T5Gemma(nn.Module):
 
 
 class T5GemmaNetwork(T5Network):
-    """A T5Gemma with its params; the rest as of `T5Network`."""
+    """A T5Gemma with its params; see `T5Network`."""
 
     config: T5GemmaConfig = struct.field(pytree_node=False)  # type: ignore[assignment]
 

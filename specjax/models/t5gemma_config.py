@@ -1,4 +1,4 @@
-"""Shapes and flavours of T5Gemma 1 and 2, and the published ones.
+"""T5Gemma 1 and 2 configs, and presets of the published models.
 
 Sources of the published shapes: google-deepmind/gemma, gemma/research/t5gemma/config.py (version 1; the
 parameters of S-S and B-B are those that Keras Hub states), and the Gemma 3 shapes of transformers'
@@ -19,14 +19,14 @@ class StackConfig:
 
     Attributes:
       d_model, d_kv, d_ff, num_heads: M, D, F and H.
-      num_kv_heads: heads of keys and values, each read by H / `num_kv_heads` heads of queries.
-      sliding: of each layer, whether it attends within a window only.
-      window: of those layers; see `t5gemma.reach`.
-      query_scale: what scores are divided by the root of.
-      theta, full_theta: base of the rotation's wavelengths in sliding and in other layers.
-      full_factor: by which positions are divided in the other layers.
-      attention_cap: scores are bent into -cap..cap by a tanh; None: as they are. Version 1 only.
-      layer_norm_epsilon: of the norms.
+      num_kv_heads: key-value heads, each shared by H / `num_kv_heads` query heads.
+      sliding: for each layer, whether it uses sliding-window attention.
+      window: size of the window; see `t5gemma.reach`.
+      query_scale: scores are divided by its square root.
+      theta, full_theta: RoPE base in sliding-window and in full-attention layers.
+      full_factor: positions are divided by it in full-attention layers (linear RoPE scaling).
+      attention_cap: soft cap of the scores, cap * tanh(score / cap); None: no cap. Version 1 only.
+      layer_norm_epsilon: epsilon of the norms.
     """
 
     d_model: int
@@ -51,21 +51,21 @@ class StackConfig:
 
 @dataclasses.dataclass(frozen=True)
 class T5GemmaConfig:
-    """The shape and flavour of a T5Gemma network. Hashable: a config is a static argument.
+    """The sizes and variant of a T5Gemma network. Hashable, as a static argument must be.
 
-    What it shares with `T5Config` has the same name; `d_model` and the like are the decoder's.
+    Attributes shared with `T5Config` have the same names; `d_model` and other sizes are the decoder's.
 
     Attributes:
       vocab_size: V, rows of an embedding.
-      encoder, decoder: the shapes of both sides.
-      version: 1: cross-attention of its own and an embedding on each side; 2: queries and keys are
-        normalised, the decoder attends to its own tokens and the source by one softmax with the same kernels,
-        and both sides have one embedding.
-      logit_cap: logits are bent into -cap..cap by a tanh; None: as they are.
-      tied_head: the head is the decoder's embedding rather than a matrix of its own.
+      encoder, decoder: the shapes of both stacks.
+      version: 1: separate cross-attention, and an embedding per stack; 2: normalised queries and keys, merged
+        attention (one softmax over the decoder's tokens and the source, with the same kernels), and one
+        shared embedding.
+      logit_cap: soft cap of the logits, cap * tanh(logit / cap); None: no cap.
+      tied_head: the output head shares the decoder's embedding matrix; otherwise it has its own.
       activation: of the feed-forward layers, a key of `layers.ACTIVATIONS`.
-      image_end_id: an id that has an embedding beside the table (version 2); None: there is none.
-      dropout_rate, dtype, pad_id, eos_id, start_id, other_eos_ids: as of `T5Config`.
+      image_end_id: an id whose embedding is stored outside the table (version 2); None: no such id.
+      dropout_rate, dtype, pad_id, eos_id, start_id, other_eos_ids: see `T5Config`.
     """
 
     vocab_size: int
@@ -90,7 +90,7 @@ class T5GemmaConfig:
 
     @property
     def precision(self) -> jax.lax.Precision:
-        """As of `T5Config`."""
+        """See `T5Config`."""
         return self.as_t5(self.decoder).precision
 
     @property
@@ -128,21 +128,21 @@ class T5GemmaConfig:
 
     @property
     def gated(self) -> bool:
-        """Feed-forward layers are, always."""
+        """Always True: the feed-forward layers are gated."""
         return True
 
     @property
     def scale_logits(self) -> bool:
-        """Never: the embedding is scaled instead."""
+        """Always False: the embedding is scaled instead."""
         return False
 
     @property
     def has_cross_kernels(self) -> bool:
-        """Whether cross-attention has kernels of its own."""
+        """Whether cross-attention has its own kernels."""
         return self.version == 1
 
     def as_t5(self, stack: StackConfig) -> T5Config:
-        """Returns the T5 whose feed-forward layers are those of `stack`."""
+        """Returns the config of a T5 whose feed-forward layers are those of `stack`."""
         return T5Config(
             self.vocab_size,
             stack.d_model,
@@ -157,17 +157,17 @@ class T5GemmaConfig:
         )
 
     def for_heads(self, **sizes: int) -> T5Config:
-        """Returns the T5 of whose layers heads on this network are made (see `heads`)."""
+        """Returns the config of the T5 layers of which heads on this network consist (see `heads`)."""
         return dataclasses.replace(self.as_t5(self.decoder), **sizes)  # type: ignore[arg-type]
 
     def shallow(self, num_layers: int) -> "T5GemmaConfig":
-        """Returns the same with its first layers on each side."""
+        """Returns the config with the first `num_layers` layers of each stack."""
         sides = (dataclasses.replace(s, sliding=s.sliding[:num_layers]) for s in (self.encoder, self.decoder))
         encoder, decoder = sides
         return dataclasses.replace(self, encoder=encoder, decoder=decoder)
 
     def resized(self, num_layers: int, d_model: int, dtype: str) -> "T5GemmaConfig":
-        """Returns a relative of other size on both sides: heads of 64, as many to a key head as here."""
+        """Returns a config of the same version with other sizes, head width 64 and the same query groups."""
         num_heads = max(1, d_model // 64)
         group = self.num_heads // self.num_kv_heads
 
@@ -187,7 +187,7 @@ class T5GemmaConfig:
 
 
 def alternating(num_layers: int, period: int = 2) -> tuple[bool, ...]:
-    """Returns which layers slide: all but every `period`-th."""
+    """Returns which layers use sliding-window attention: all but every `period`-th."""
     return tuple(bool((i + 1) % period) for i in range(num_layers))
 
 
@@ -227,7 +227,7 @@ def _published(version: int, name: str) -> T5GemmaConfig:
     return T5GemmaConfig(262_144, encoder, decoder, version, image_end_id=256_000)
 
 
-# As on the hub, without what they were trained on: google/t5gemma-9b-2b-ul2-it is a t5gemma-9b-2b.
+# Names on the hub without the training method: google/t5gemma-9b-2b-ul2-it is a t5gemma-9b-2b.
 PRESETS: dict[str, T5GemmaConfig] = {
     f"t5gemma-{name}": _published(1, name)
     for name in ("s-s", "b-b", "l-l", "ml-ml", "xl-xl", "2b-2b", "9b-2b", "9b-9b")

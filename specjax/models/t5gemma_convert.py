@@ -1,6 +1,6 @@
-"""T5Gemma checkpoints in Hugging Face's format: the names of tensors, and config.json.
+"""T5Gemma checkpoints in Hugging Face's format: tensor names and config.json.
 
-Axes: V vocabulary, M model width, F feed-forward width, H heads, E heads of keys and values, D head width.
+Axes: V vocabulary, M model width, F feed-forward width, H heads, E key-value heads, D head width.
 """
 
 import warnings
@@ -16,10 +16,10 @@ HEAD = "lm_head.out_proj.weight"
 _ENCODER, _DECODER = "model.encoder", "model.decoder"
 _VISION = ("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")
 _IMAGE_END = "embed_tokens.eoi_embedding"
-# Other names of activations -> those of `ACTIVATIONS`.
+# Other names of activations -> keys of `ACTIVATIONS`.
 _SAME_ACTIVATION = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 
-# Attribute of `StackConfig` -> the key that config.json must give of each side.
+# Attribute of `StackConfig` -> the key that config.json must contain for each stack.
 _REQUIRED = {
     "d_model": "hidden_size",
     "d_kv": "head_dim",
@@ -39,7 +39,7 @@ def _norm(name: str, width: int, *path: str) -> Tensor:
 def _attention(
     config: T5GemmaConfig, stack: StackConfig, source: int, name: str, *path: str
 ) -> Iterator[Tensor]:
-    """Yields one attention layer whose keys and values are made of what is `source` wide."""
+    """Yields the tensors of one attention layer; `source` is the input width of keys and values."""
     m, h, e, d = stack.d_model, stack.num_heads, stack.num_kv_heads, stack.d_kv
     for part, width, heads in (("q", m, h), ("k", source, e), ("v", source, e)):
         shapes = (heads * d, width), (width, heads, d)
@@ -51,7 +51,7 @@ def _attention(
 
 
 def _layers(config: T5GemmaConfig, side: str, stack: StackConfig) -> Iterator[Tensor]:
-    """Yields the layers of the encoder or of the decoder, and the norm behind them."""
+    """Yields the tensors of the layers of the encoder or of the decoder, and of its final norm."""
     m, f = stack.d_model, stack.d_ff
     for index in range(stack.num_layers):
         layer, block = f"{side}_layers_{index}", f"model.{side}.layers.{index}"
@@ -99,7 +99,7 @@ def _copies(config: T5GemmaConfig) -> tuple[str, ...]:
 
 
 def _is_ignored(name: str) -> bool:
-    """Returns whether a tensor is not read: it belongs to vision, or is a copy of the end of images."""
+    """Returns whether a tensor is ignored: the vision part, and the copy of the end-of-image embedding."""
     return name.startswith(_VISION) or name == f"{_DECODER}.{_IMAGE_END}"
 
 
@@ -110,7 +110,7 @@ def config_from_hf(config: Mapping[str, Any], kind: str) -> T5GemmaConfig:
     """Returns the config, in float32, that a config.json of the model_type `kind` describes.
 
     Raises:
-      ValueError: what is missing, or not supported.
+      ValueError: a key is missing, or a setting is not supported.
     """
     version = 1 if kind == "t5gemma" else 2
     sides = {"encoder": config.get("encoder"), "decoder": config.get("decoder")}
@@ -126,11 +126,11 @@ def config_from_hf(config: Mapping[str, Any], kind: str) -> T5GemmaConfig:
     eos = get("eos_token_id", 1)
     eos_ids = tuple(eos) if isinstance(eos, Sequence) else (eos,)
     if not eos_ids:
-        raise ValueError("eos_token_id is an empty list: give the ids that end a text, in config.json")
+        raise ValueError("`eos_token_id` of config.json must contain an id, got []; give the end tokens")
     image_end = (config.get("encoder") or {}).get("eoi_token_index", 256_000) if version == 2 else None
     if version == 2:
         warnings.warn(
-            "the vision part of this T5Gemma 2 is not loaded: specjax reads and writes text", stacklevel=2
+            "the vision part of this T5Gemma 2 is not loaded: specjax supports text only", stacklevel=2
         )
     return T5GemmaConfig(
         vocab_size=get("vocab_size", 256_000),
@@ -150,7 +150,7 @@ def config_from_hf(config: Mapping[str, Any], kind: str) -> T5GemmaConfig:
 
 
 def _first(*values: Any) -> Any:
-    """Returns the first that is not None."""
+    """Returns the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -159,12 +159,15 @@ def _activation(sides: Mapping[str, Any]) -> str:
     name = _SAME_ACTIVATION.get(min(names), min(names))
     if len(names) > 1 or name not in ACTIVATIONS:
         known = ", ".join((*ACTIVATIONS, *_SAME_ACTIVATION))
-        raise ValueError(f"hidden_activation {', '.join(sorted(names))} is unknown: both may be {known}")
+        raise ValueError(
+            f"`hidden_activation` must be the same in both stacks, one of {known}, got "
+            f"{', '.join(sorted(names))}"
+        )
     return name
 
 
 def _stack(side: Mapping[str, Any], version: int, name: str) -> StackConfig:
-    """Returns the shape of one side, by version with its defaults."""
+    """Returns the shape of one stack, with the defaults of its version."""
     if side.get("attention_bias"):
         raise ValueError(f"attention_bias of the {name} is not supported: no published T5Gemma has it")
     kinds, num_layers = side.get("layer_types"), side["num_hidden_layers"]
@@ -193,7 +196,7 @@ def _stack(side: Mapping[str, Any], version: int, name: str) -> StackConfig:
         theta=theta,
         full_theta=full_theta,
         full_factor=factor,
-        # transformers states a cap for version 2, and does not apply it.
+        # transformers states a cap for version 2, but does not apply it.
         attention_cap=side.get("attn_logit_softcapping", 50.0) if version == 1 else None,
         layer_norm_epsilon=side.get("rms_norm_eps", 1e-6),
     )
@@ -204,14 +207,14 @@ def _theta(
 ) -> float:
     kind = rotation.get("rope_type", "default")
     if kind not in kinds:
-        raise ValueError(f"rope_type {kind!r} of the {name} is not supported: it may be {', '.join(kinds)}")
+        raise ValueError(f"rope_type {kind!r} of the {name} is not supported: use {' or '.join(kinds)}")
     return float(rotation.get("rope_theta", default))
 
 
 def config_to_hf(config: T5GemmaConfig, dtype: str = "float32") -> dict[str, Any]:
     """Returns the config.json that transformers and `config_from_hf` read alike.
 
-    Note: transformers gives a version 2 a vision part, which is random where it was not read.
+    Note: transformers adds a vision part to version 2, initialised at random if the checkpoint lacks it.
     """
     sides = {
         name: _side_to_hf(config, stack)

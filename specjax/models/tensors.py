@@ -1,17 +1,17 @@
-"""How a family of models is stored: the names of its tensors, and its config.json."""
+"""The checkpoint format of a model family: its tensor names and its config.json."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint and the parameter that it is.
+    """One tensor of a checkpoint and its parameter.
 
     Attributes:
-      name: in the file.
-      path: of the parameter, a key per level of the nested dict.
+      name: name in the file.
+      path: path of the parameter, one key per level of the nested dict.
       kind: "same", or "transposed": the parameter is the file's tensor transposed, then reshaped.
-      file_shape, shape: in the file, and of the parameter.
+      file_shape, shape: shape in the file, shape of the parameter.
     """
 
     name: str
@@ -22,17 +22,18 @@ class Tensor(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How one family is stored. Names are those that `canonical` gives.
+    """The checkpoint format of one family. Names are canonical (see `canonical`).
 
     Attributes:
       tensor_names: (config) -> every tensor once; copies of the embedding excluded.
       config_to_hf: (config, dtype) -> the parsed config.json.
-      canonical: (name in a file) -> its name here.
-      embedding, head: (config) -> the name of the embedding that a tied head is, and of a head of its own.
-      copies: (config) -> names under which copies of the embedding may stand, or stand alone.
-      has_head_copy: (config) -> whether a tied head is written beside the embedding.
-      is_ignored: (name) -> whether a tensor may be left over.
-      hints: (names that are missing, names that are left over, config) -> what may be wrong with config.json.
+      canonical: (name in a file) -> its canonical name.
+      embedding: (config) -> the name of the embedding that a tied head shares.
+      head: the name of an untied head.
+      copies: (config) -> names under which a file may store the embedding, in addition or instead.
+      has_head_copy: (config) -> whether a tied head is written as a copy of the embedding.
+      is_ignored: (name) -> whether a left-over tensor is allowed.
+      hints: (missing names, left-over names, config) -> probable errors in config.json.
     """
 
     tensor_names: Callable[[Any], Iterator[Tensor]]

@@ -124,7 +124,7 @@ def test_trees_are_drafted_whole_or_not_at_all():
 def test_what_cannot_adapt_raises():
     with pytest.raises(ValueError, match="`drafter` must be able to skip rounds, got LookaheadDrafter"):
         drafters.adaptive(drafters.lookahead(), {21: 2.0})
-    with pytest.raises(ValueError, match="must hold 4 alone, since a tree is drafted whole"):
+    with pytest.raises(ValueError, match="`costs` must contain only K=4 for a tree"):
         drafters.adaptive(TREE, {2: 1.5, 4: 2.0})
     with pytest.raises(ValueError, match="the largest K of `costs` must be the drafter's num_draft=4"):
         adapted({3: 1.5})

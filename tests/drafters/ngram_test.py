@@ -39,10 +39,10 @@ def test_table_in_a_file_is_the_same(tmp_path):
     again = drafters.ngram(tmp_path / "new" / "table.safetensors", 2).table
     jax.tree.map(np.testing.assert_array_equal, again, table)
     (tmp_path / "other").write_text("{}")
-    with pytest.raises(ValueError, match="`table` must be of drafters.learn_ngram, or a file"):
+    with pytest.raises(ValueError, match="`table` must be a table from drafters.learn_ngram, or a file"):
         drafters.ngram(np.zeros(3))
     for name in ("other", "missing"):
-        with pytest.raises(ValueError, match=f"{name} is no n-gram table"):
+        with pytest.raises(ValueError, match=f"{name} is not a readable n-gram table"):
             drafters.load_ngram(tmp_path / name)
 
 
@@ -53,6 +53,7 @@ def test_table_in_a_file_is_the_same(tmp_path):
         (dict(discount=1.0), "`discount` in 0..1"),
         (dict(texts=[]), "`texts` must hold at least one"),
         (dict(texts=[[6]]), r"`texts` must hold ids in 0..5, got 6"),
+        (dict(texts=[[-1, 3]]), r"`texts` must hold ids in 0..5, got -1"),
         (dict(max_successors=2.5), "`max_successors` must be"),
     ],
 )
@@ -80,5 +81,5 @@ def test_bigrams_of_what_the_target_says_are_accepted_to_the_last():
 
 def test_table_of_a_smaller_vocabulary_is_refused():
     oracle = OracleNetwork(jnp.arange(9))
-    with pytest.raises(ValueError, match="`table` must be of the target's vocabulary, 9 ids, got 6"):
+    with pytest.raises(ValueError, match="`table` must contain the target's 9 ids, got 6"):
         NgramDrafter(drafters.learn_ngram(TEXTS, 6), 2).check(oracle)

@@ -198,7 +198,7 @@ def _shorter(tensors):
             "the model has no encoder.block.9.layer.0.SelfAttention.q.weight",
         ),
         (_rename(f"{ATTENTION}.q.lora_A.weight", "shared.lora_embedding_A"), {}, "lacks lora_A of .*\\.q"),
-        (_shorter, {}, r"SelfAttention.q.weight is for shape \(8, 7\), the model's is \(8, 8\)"),
+        (_shorter, {}, r"SelfAttention.q.weight must have the model's shape \(8, 8\), got \(8, 7\)"),
         (_without("lora_B"), {}, f"lacks lora_B of {ATTENTION}.q: copy it again"),
         (dict, {"r": 4}, "adapter_config.json states rank 4"),
         (

@@ -151,7 +151,7 @@ def test_absent_keys_of_old_configs_have_the_defaults_of_v1_0():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "codet5p"}, ["codet5p", "built of CodeGen; its 220m and 770m are T5s", "'t5'"]),
+        ({"model_type": "codet5p"}, ["codet5p", "built from CodeGen; its 220m and 770m models", "'t5'"]),
         ({"model_type": "bart"}, ["bart", "'mt5'", "'umt5'"]),
         ({"dense_act_fn": None, "feed_forward_proj": "gated-tanh"}, ["'tanh'", "gated-tanh", "silu"]),
         ({"dense_act_fn": "swiglu"}, ["'swiglu'", "feed_forward_proj 'gated-gelu'"]),

@@ -179,9 +179,9 @@ def test_heads_on_disk(target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(d_model=8), "as wide as the target"),
+        (dict(d_model=8), "`d_model` must be the target's"),
         (dict(draft_ids=(30,)), r"0\.\.23"),
-        (dict(kind="medusa", feature_layers=(0,)), "last one only"),
+        (dict(kind="medusa", feature_layers=(0,)), "last layer only"),
     ],
 )
 def test_heads_that_do_not_fit_raise(changes, words):

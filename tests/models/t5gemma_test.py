@@ -247,7 +247,7 @@ def test_sources_begin_as_gemmas_tokenizer_begins_them_and_are_cut_where_it_ends
     [
         ({"attention_bias": True}, "attention_bias of the decoder is not supported"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' of the decoder is not supported"),
-        ({"hidden_activation": "tanh"}, "hidden_activation gelu_pytorch_tanh, tanh is unknown"),
+        ({"hidden_activation": "tanh"}, "`hidden_activation` must be .*, got gelu_pytorch_tanh, tanh"),
         ({"head_dim": None}, "config.json lacks head_dim of its decoder"),
         ({"layer_types": ["full_attention"]}, "layer_types of the decoder must name 2 known layers"),
     ],
