@@ -35,7 +35,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 15, "Timed turns of each part.", lowe
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json, table.md and round_breakdown.png.")
 
 NUM_STORED = 64  # positions of stored logits; each call starts at another, so that no two are the same
-PARTS = ("draft_network", "target_network", "choose_drafts", "accept", "commit", "each_other")
+PARTS = ("draft_network", "target_network", "choose_drafts", "accept", "commit", "interaction")
 
 
 class StoredCache(struct.PyTreeNode):
@@ -132,7 +132,7 @@ def parts(request: Request, sampled: bool, repeats: int) -> dict[str, float]:
         "accept": took["stored accept"],
         "commit": took["stored round"] - took["stored draft"] - took["stored accept"],
     }
-    return found | {"each_other": took["real round"] - sum(found.values()), "round": took["real round"]}
+    return found | {"interaction": took["real round"] - sum(found.values()), "round": took["real round"]}
 
 
 def plot(rows: list[dict[str, Any]]) -> Any:
@@ -145,7 +145,7 @@ def plot(rows: list[dict[str, Any]]) -> Any:
         axis.barh(names, share, left=left, label=part.replace("_", " "))
         left += share
     axis.invert_yaxis()
-    axis.set(xlabel="milliseconds of a round")
+    axis.set(xlabel="milliseconds per round")
     axis.legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.4, -0.25))
     return figure
 

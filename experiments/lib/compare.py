@@ -132,6 +132,7 @@ def counts(generation: Generation, has_alpha: bool, all_alike: bool = True) -> R
     row |= {"alpha": float(total.alpha[0]) if has_alpha else "not applicable"}
     row |= {"accepted_per_round": float(total.accepted_per_round[0])}
     row |= {"tokens_per_target_call": float(total.tau[0])}
+    row["accepted_by_position"] = (total.accepted[0] / np.maximum(total.num_rounds, 1)).tolist()
     if all_alike:
         row["tau_by_position"] = analysis.expected_tokens_by_position(total.accepted[0], total.tested[0])
     return row

@@ -49,6 +49,10 @@ _FIELDS = {
     ),
     "accepted_per_round": Field("accepted drafts per target call", "mean accepted drafts per target call"),
     "tokens_per_target_call": Field("tau (tokens per target call)", "mean tokens per target call"),
+    "accepted_by_position": Field(
+        "accepted by position",
+        "share of target calls that accepted a draft at position 1, 2, ...; the sum is accepted drafts",
+    ),
     "tau_by_position": Field(
         "tau by position", "tau that the acceptance rate of each position in the draft predicts"
     ),
@@ -176,7 +180,9 @@ _FIELDS = {
         "saved by a shared embedding (MiB)", "memory that the draft saves if it shares the target's embedding"
     ),
     # walltime
-    "num_new": Field("tokens of the call", "N, tokens of a target call, whose v(N - 1) stands beside it"),
+    "num_new": Field(
+        "tokens of the call", "N, tokens of a target call; v (target call) of this row is v(N - 1)"
+    ),
     "forced_alpha": Field("forced alpha", "probability of acceptance that was forced"),
     "predicted_speedup_paper": Field(
         "predicted speed-up, paper", "the paper's formula: acceptances independent, v = 1, o = 0"
@@ -234,7 +240,7 @@ _FIELDS = {
     ),
     "accept_ms": Field("accepting (ms)", "the target's distributions and the acceptance rule"),
     "commit_ms": Field("committing (ms)", "everything after the acceptance rule"),
-    "each_other_ms": Field(
+    "interaction_ms": Field(
         "interaction (ms)", "the whole round less the sum of its parts, which run faster by themselves"
     ),
     "not_networks": Field(

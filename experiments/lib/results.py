@@ -133,6 +133,8 @@ def _names(rows: Rows) -> list[str]:
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name, _MISSING)
+    if isinstance(value, list):
+        return " ".join(f"{x:.2f}" for x in value) or _MISSING
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 
+import numpy as np
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -86,6 +87,38 @@ def test_report_takes_headers_of_the_template_or_of_the_legend(tmp_path):
     assert lines[0] == "| small model | K or drafter | alpha |" and lines[2:4] == ["| b | - | 0.5 |", ""]
     match = report._LINE.fullmatch("{nothing: draft}")
     assert report.table(tmp_path, match) == "Not run (nothing).\n"
+
+
+def test_report_draws_speedups_and_positions(tmp_path):
+    def row(drafter, temperature, speedup):
+        ends = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.2}
+        return {"num_draft": drafter, "temperature": temperature, "predicted_speedup": 2 * speedup} | ends
+
+    by_k = [row("1", 0.0, 1.2), row("4", 0.0, 1.7), row("1", 1.0, 1.1)]
+    by_drafter = [row("4", 0.0, 1.7), row("3x2x1", 0.0, 1.3), row("eagle:4", 0.0, 1.9), row("4", 1.0, 0.9)]
+    left, right = report.plot_speedup(by_k, by_drafter).axes
+    assert [line.get_label() for line in left.lines if line.get_linestyle() == "--"] == [
+        "greedy, predicted from the parts of a round",
+        "temperature 1, predicted from the parts of a round",
+    ]
+    names = [text.get_text() for text in right.get_yticklabels()]
+    assert names == ["draft model, tree 3x2x1", "draft model, K = 4", "eagle:4"]  # the fastest on top
+    lengths = {(round(bar.get_y() + bar.get_height() / 2, 2), bar.get_width()) for bar in right.patches}
+    assert lengths == {(0.19, 1.3), (1.19, 1.7), (2.19, 1.9), (0.81, 0.9)}
+    rows = [
+        {
+            "num_draft": "2",
+            "temperature": t,
+            "tokens_per_target_call": 2,
+            "accepted_by_position": [0.7, t / 2],
+        }
+        for t in (0.0, 1.0)
+    ]
+    for axis, t in zip(report.plot_positions(rows).axes, (0.0, 1.0), strict=True):
+        (line,) = axis.lines
+        np.testing.assert_array_equal(line.get_xydata(), [[1, 0.7], [2, t / 2]])
+    results.write(tmp_path / "positions", "speedup", rows)
+    assert "| 0.70 0.50 |" in (tmp_path / "positions" / "table.md").read_text(encoding="utf-8")
 
 
 def test_figures_place_their_marks(tmp_path, monkeypatch):

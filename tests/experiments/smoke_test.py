@@ -190,6 +190,7 @@ def test_speedup_fills_a_row_for_every_combination(pair, tmp_path):
         assert row["identical_to_target"] == "6 of 6" and row["quality"] == row["quality_autoregressive"]
         assert row["speedup"] > 0 and 0 < row["latency_p50_s"] <= row["latency_p90_s"]
         assert 0 < row["target_entropy"] < np.log(24) and 0 <= row["copied_share"] <= 1
+        np.testing.assert_allclose(sum(row["accepted_by_position"]), row["accepted_per_round"], atol=1e-6)
     for name in ("alpha", "tokens_per_target_call"):
         assert rows[0][name] == rows[1][name]  # a row does not depend on the others in its batch
     again = run("speedup", f"--pair={one}", *common, "--repeats=0", f"--output={tmp_path}/again")
