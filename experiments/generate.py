@@ -171,10 +171,10 @@ def show_rows(
 
 
 def show_rounds(comparison: Comparison, drafter: Drafter, sampled: bool, name: str) -> None:
-    """Draws the rounds of the first --show_rounds sources, also into `name`.html in --output."""
+    """Draws the rounds of the first --show_rounds sources, also into `name`.svg in --output."""
     first = comparison.sources[: _ROUNDS.value]
     requests = [comparison.build(drafter, [source], i)[0] for i, source in enumerate(first)]
-    path = pathlib.Path(_OUTPUT.value) / f"{name}.html" if _OUTPUT.value and meshes.is_first() else None
+    path = pathlib.Path(_OUTPUT.value) / f"{name}.svg" if _OUTPUT.value and meshes.is_first() else None
     round_trace.show(comparison.console, comparison.target.tokenizer, requests, sampled, path)
 
 

@@ -1,10 +1,13 @@
 """Draws the rounds of an output, as in figure 1 of Leviathan et al. 2023.
 
 Each line is a round: the tokens before it, the accepted drafts, the first rejected draft struck through with
-the token that replaces it, or the bonus token.
+the token that replaces it, or the bonus token. They are printed, and written as an animated SVG in which the
+lines appear one by one.
 """
 
 import functools
+import html
+import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,6 +29,12 @@ STYLES = {
     "correction": "bold blue",
     "bonus": "bold magenta",
 }
+LEGEND = [piece for name in STYLES for piece in ((name, name), ("  ", "before"))]
+_CSS = """text { font: 14px ui-monospace, Menlo, Consolas, monospace; white-space: pre; fill: #888; }
+.accepted { fill: #1a7f37; } .rejected { fill: #cf222e; text-decoration: line-through; }
+.correction { fill: #0969da; font-weight: bold; } .bonus { fill: #8250df; font-weight: bold; }
+.round { animation: appear .4s both; } @keyframes appear { from { opacity: 0; } }"""
+_LINE_HEIGHT, _CHARACTER_WIDTH, _SECONDS = 20, 8.5, 0.9  # pixels, pixels, between two lines
 
 
 def trace(request: Request, sampled: bool) -> Iterator[list[tuple[str, list[int]]]]:
@@ -61,37 +70,50 @@ def _propose(program: Program, state: LoopState, sampled: bool) -> Draft:
     return drafter.propose(state.drafter_state, state.context, keys, None)[0]
 
 
-def line(tokenizer: Any, parts: list[tuple[str, list[int]]]) -> Text:
-    """Returns a round in colour."""
-    text = Text()
+def words(tokenizer: Any, parts: list[tuple[str, list[int]]]) -> list[tuple[str, str]]:
+    """Returns a round as pieces of text with their styles; spaces are of style "before"."""
+    pieces = []
     for style, ids in parts:
         for piece in tokenizer.convert_ids_to_tokens(ids):
             word = piece.replace("\u2581", " ")
-            space = word.startswith(" ")  # a struck-through space would join the word before
-            text.append(" " if space else "").append(word[space:], STYLES[style])
-    return text
+            if word.startswith(" "):  # a struck-through space would join the word before
+                pieces.append((" ", "before"))
+            pieces.append((word.removeprefix(" "), style))
+    return pieces
+
+
+def svg(rounds: Sequence[list[tuple[str, str]]]) -> str:
+    """Returns an SVG with a line for the `words` of each round, or a gap for none; they appear one by one."""
+    lines = [LEGEND, *rounds]
+    body = []
+    for i, pieces in enumerate(lines):
+        spans = []
+        for style, group in itertools.groupby(pieces, lambda piece: piece[1]):
+            text = html.escape("".join(text for text, _ in group))
+            spans.append(text if style == "before" else f'<tspan class="{style}">{text}</tspan>')
+        delay = f' class="round" style="animation-delay: {_SECONDS * i:.1f}s"' if i else ""
+        if spans:
+            body.append(f'<text x="8" y="{_LINE_HEIGHT * (i + 1)}"{delay}>{"".join(spans)}</text>')
+    width = 16 + _CHARACTER_WIDTH * max(sum(len(text) for text, _ in pieces) for pieces in lines)
+    size = f'width="{width:.0f}" height="{_LINE_HEIGHT * len(lines) + 12}"'
+    inner = "\n".join([f"<style>{_CSS}</style>", *body])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" {size}>\n{inner}\n</svg>\n'
 
 
 def show(
     console: Console, tokenizer: Any, requests: Sequence[Request], sampled: bool, path: pathlib.Path | None
 ) -> None:
-    """Prints the rounds of the first row of each request; also writes an HTML page to `path` unless None."""
-    recorded = Console(
-        record=True,
-        file=console.file,
-        width=console.width,
-        force_terminal=console.is_terminal,
-        quiet=console.quiet,
-    )
-    legend = Text("rounds: ")
-    for name, style in STYLES.items():
-        legend.append(name, style).append("  ")
-    recorded.print(legend, soft_wrap=True)
+    """Prints the rounds of the first row of each request; also writes an SVG to `path` unless None."""
+    console.print(Text.assemble("rounds: ", *((text, STYLES[style]) for text, style in LEGEND)))
+    drawn: list[list[tuple[str, str]]] = []
     for request in requests:
         for number, parts in enumerate(trace(request, sampled), 1):
-            recorded.print(Text(f"{number:3d} ", "grey50") + line(tokenizer, parts), soft_wrap=True)
-        recorded.print()
+            drawn.append([(f"{number:3d} ", "before"), *words(tokenizer, parts)])
+            shown = ((text, STYLES[style]) for text, style in drawn[-1])
+            console.print(Text.assemble(*shown), soft_wrap=True)
+        drawn.append([])
+        console.print()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(path, recorded.export_html(inline_styles=True))
+        results.write_text(path, svg(drawn[:-1]))
         console.print(f"wrote {path}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ def test_generate_compares_both_arms_and_answers_each_line(pair, tmp_path):
     )
     stdout, stderr = program.communicate("the dog\n\na man runs\n", timeout=300)
     assert program.returncode == 0, stderr
-    assert "text-decoration: line-through" in (tmp_path / "rounds_t1.html").read_text()
+    drawn = xml.etree.ElementTree.parse(tmp_path / "rounds_t1.svg")  # a line each, below the legend
+    shown = ["".join(line.itertext()) for line in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown[0].split() == ["before", "accepted", "rejected", "correction", "bonus"] and len(shown) > 1
     assert "identical to autoregressive decoding" in stdout
     greedy, sampled = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert greedy["identical_to_target"] == "2 of 2" and greedy["num_near_ties"] == 0
