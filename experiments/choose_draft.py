@@ -43,6 +43,7 @@ _DTYPE = parse.define_dtype()
 _MEASURE = flags.DEFINE_integer("measure", 0, "Timed turns at the best K; 0 times nothing.", lower_bound=0)
 _NUM_TIMED = flags.DEFINE_integer("num_timed", 32, "Number of sources per timed turn.", lower_bound=1)
 _SEED = parse.define_seed()
+_CLOSE = 0.95  # of the best predicted speed-up: predictions this close do not decide which K is best
 _OUTPUT = flags.DEFINE_string("output", None, "Directory for results.json and table.md.")
 
 
@@ -135,6 +136,7 @@ def candidate(
     row |= {"million_params": measure.num_params(draft.params) / 1e6, "expected_alpha": expected_alpha}
     row |= {"c": costs.c, "overhead": rest[best] - best * costs.c, "num_draft": best}
     row |= {"verify_cost": verify[best], "tau": taus[best], "predicted_speedup": speedups[best]}
+    row["predicted_by_num_draft"] = {str(k): speedups[k] for k in sorted(speedups)}
     return row | {"pays": "yes" if speedups[best] > 1 else "no"}
 
 
@@ -228,10 +230,13 @@ def main(console: Console) -> None:
         if best["predicted_speedup"] <= 1:
             console.print("no candidate pays off here: decode autoregressively")
         else:
+            close = [
+                k for k, x in best["predicted_by_num_draft"].items() if x > _CLOSE * best["predicted_speedup"]
+            ]
             console.print(
-                "to measure the best candidate: "
+                "to measure the best candidate at each K that may be the best: "
                 f"python -m experiments.generate --target={_TARGET.value} --draft={best['draft']} "
-                f"--input={_INPUT.value} --num_draft={best['num_draft']} --temperature={temperature:g}",
+                f"--input={_INPUT.value} --num_draft={','.join(close)} --temperature={temperature:g}",
                 soft_wrap=True,
             )
         rows += ranked

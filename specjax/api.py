@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +83,27 @@ def generate(
 
 
 @jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
+class TextStream(Iterator[str]):
+    """The pieces of a text, as rounds complete them; made by `stream`.
+
+    Attributes:
+      output: what `generate` returns; None until the last piece has been taken.
+    """
+
+    def __init__(self, pieces: Generator[str, None, Output]) -> None:
+        self.output: Output | None = None
+        self._pieces = pieces
+
+    def __next__(self) -> str:
+        """Runs rounds until the next piece is final."""
+        with jax.transfer_guard("allow"):  # restored between pieces to the user's setting
+            try:
+                return next(self._pieces)
+            except StopIteration as end:
+                self.output = self.output or end.value
+                raise
+
+
 def stream(
     target: Model,
     prompt: str,
@@ -94,7 +115,7 @@ def stream(
     truncate: bool = False,
     max_source_length: int | None = None,
     **options: Any,
-) -> Generator[str, None, Output]:
+) -> TextStream:
     """Generates the text of one prompt in pieces, as rounds complete them.
 
     Joined, the pieces are the text that `generate` returns. Nothing runs between two pieces, so leaving the
@@ -113,8 +134,7 @@ def stream(
       **options: fields of `GenerationConfig`, which override those of `config`.
 
     Returns:
-      A generator of texts, none empty. Its return value (`output = yield from stream(...)`) is what
-      `generate` returns.
+      An iterator of texts, none empty. After the last one its `output` is what `generate` returns.
 
     Raises:
       ValueError: an invalid argument; raised when `stream` is called.
@@ -126,18 +146,7 @@ def stream(
     rows = _check_call(
         target, [prompt], drafter, rule, config, 1, decoder_prefix, truncate, max_source_length, options
     )
-    return _transferring(_pieces(target.tokenizer, rows.whole_request(), rows.stop_at))
-
-
-def _transferring(pieces: Generator[str, None, Output]) -> Generator[str, None, Output]:
-    """Yields the same pieces; allows transfers while one is made and restores the user's setting between."""
-    while True:
-        with jax.transfer_guard("allow"):
-            try:
-                piece = next(pieces)
-            except StopIteration as end:
-                return end.value
-        yield piece
+    return TextStream(_pieces(target.tokenizer, rows.whole_request(), rows.stop_at))
 
 
 def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> Generator[str, None, Output]:
@@ -154,6 +163,51 @@ def _pieces(tokenizer: Any, request: Request, stop_at: decode.StopAt | None) -> 
     if output.texts[0] != given:
         yield output.texts[0][len(given) :]
     return output
+
+
+@jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting
+def compile_ahead(
+    target: Model,
+    *,
+    batch_size: int = 1,
+    longest_source: int | None = None,
+    streaming: bool = False,
+    drafter: Drafter | None = None,
+    rule: AcceptanceRule = acceptance.speculative,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> tuple[int, ...]:
+    """Compiles what `generate` needs for prompts of any length, so that no later call waits for the compiler.
+
+    A program depends on the batch size, the padded length of the sources, `max_new_tokens` up to the next
+    of a few sizes, the drafter and its K, the rule, and which options are used, not on the values of
+    temperature, penalties or seeds. Call this once for each combination that will be served.
+
+    Args:
+      target, drafter, rule, config: as of the later calls.
+      batch_size: prompts times samples of a call.
+      longest_source: the most tokens of a source; None: the target's limit.
+      streaming: compile what `stream`, `stop` and `on_round` need instead; give the temperature, too.
+      **options: as of the later calls.
+
+    Returns:
+      The padded lengths that were compiled.
+
+    Raises:
+      ValueError: an invalid argument; the message states its value and a remedy.
+    """
+    _check_count("batch_size", batch_size)
+    if longest_source is not None:
+        texts.check_max_source_length(longest_source)
+    longest = longest_source or target.max_source_length
+    rows = _check_call(target, [""] * batch_size, drafter, rule, config, 1, None, False, longest, options)
+    widths = data.source_buckets(longest)
+    widths = widths[: widths.index(data.bucket(longest, widths)) + 1]
+    on_round: OnRound | None = (lambda *_: None) if streaming else None
+    for width in widths:
+        request = rows.request(width, range(batch_size))
+        jax.block_until_ready(decode.generate_requested(request, on_round, rows.stop_at))
+    return widths
 
 
 @jax.transfer_guard("allow")  # transfers are intended here, whatever the user's setting

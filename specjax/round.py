@@ -125,7 +125,7 @@ class Stats(struct.PyTreeNode):
 
     @property
     def alpha(self) -> jax.Array | np.ndarray:
-        """Accepted over tested drafts, `[B]`; nan if none was tested.
+        """Accepted over tested drafts (those up to the first rejection), `[B]`; nan if none was tested.
 
         It estimates the mean of sum min(p, q) only for chains under the token-wise rule.
         """

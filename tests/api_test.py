@@ -288,12 +288,9 @@ def test_stream_gives_the_text_of_generate_in_pieces(target, options):
     options = dict(drafter=drafter, max_new_tokens=12) | options
     whole = specjax.generate(target, PROMPTS[:1], **options)
     pieces = specjax.stream(target, PROMPTS[0], **options)
-    texts, output = [], None
-    while output is None:
-        try:
-            texts.append(next(pieces))
-        except StopIteration as stopped:
-            output = stopped.value
+    assert pieces.output is None
+    texts, output = list(pieces), pieces.output
+    assert list(pieces) == [] and pieces.output is output
     assert "".join(texts) == whole.texts[0] and all(texts)
     assert len(texts) > 1 or len(whole.texts[0]) < 4
     assert output.token_ids == whole.token_ids and output.finish_reasons == whole.finish_reasons
@@ -305,6 +302,24 @@ def test_stream_that_is_left_runs_no_further_round(target):
             if step.call_count >= 3:
                 break
     assert step.call_count == 3
+
+
+def test_compile_ahead_leaves_nothing_to_compile(target):
+    options = dict(drafter=drafters.from_model(random_model(1), num_draft=3), max_new_tokens=12)
+    options |= dict(temperature=0.5)
+    assert specjax.compile_ahead(target, batch_size=2, longest_source=20, **options) == (16, 32)
+    assert specjax.compile_ahead(target, longest_source=9, streaming=True, **options) == (16,)
+    num_compiled = decode.jitted_generate._cache_size(), decode.jitted_step._cache_size()
+    for prompts, seed in ((PROMPTS[:2], 3), ([PROMPTS[0], "a" * 19], [5, 6])):
+        specjax.generate(target, prompts, seed=seed, **options | dict(temperature=0.7))
+    assert len("".join(specjax.stream(target, PROMPTS[0][:4], **options | dict(temperature=0.7)))) > 0
+    assert (decode.jitted_generate._cache_size(), decode.jitted_step._cache_size()) == num_compiled
+    specjax.generate(target, PROMPTS[:1] * 5, **options)  # another batch size
+    assert decode.jitted_generate._cache_size() > num_compiled[0]
+    with pytest.raises(ValueError, match="`batch_size` must be a whole number of at least 1, got 0"):
+        specjax.compile_ahead(target, batch_size=0)
+    with pytest.raises(ValueError, match="`max_source_length` must be"):
+        specjax.compile_ahead(target, longest_source=-1)
 
 
 def test_stream_checks_when_it_is_called(target):

@@ -45,7 +45,7 @@ _FIELDS = {
     "copied_share": Field("copied share", "share of output tokens that also occur in the source"),
     "alpha": Field(
         "alpha",
-        "acceptance rate: accepted drafts over verified drafts; for chains under the token-wise rule only",
+        "acceptance rate: accepted over tested drafts (up to the first rejection); token-wise rule on chains",
     ),
     "accepted_per_round": Field("accepted drafts per target call", "mean accepted drafts per target call"),
     "tokens_per_target_call": Field("tau (tokens per target call)", "mean tokens per target call"),
@@ -167,7 +167,10 @@ _FIELDS = {
     "expected_alpha": Field(
         "expected alpha", "mean probability of acceptance along the target's own outputs: sum of min(p, q)"
     ),
-    "tau": Field("tau", "expected tokens per target call"),
+    "predicted_by_num_draft": Field(
+        "predicted speed-up by K", "predicted speed-up at each K that was considered"
+    ),
+    "tau": Field("expected tau", "expected tokens per target call, from the probabilities of acceptance"),
     "pays": Field("pays", "whether the predicted speed-up is above 1"),
     "target_mib": Field("target (MiB)", "memory of the target"),
     "draft_mib": Field("draft (MiB)", "memory of the draft"),

@@ -135,6 +135,8 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name, _MISSING)
     if isinstance(value, list):
         return " ".join(f"{x:.2f}" for x in value) or _MISSING
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {x:.2f}" for key, x in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

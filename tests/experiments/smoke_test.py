@@ -171,6 +171,8 @@ def test_choose_draft_ranks_and_measures_candidates(pair, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert rows[0]["predicted_speedup"] >= rows[1]["predicted_speedup"]
+    predicted = rows[0]["predicted_by_num_draft"]
+    assert predicted.keys() == {"1", "2"} and max(predicted.values()) == rows[0]["predicted_speedup"]
     twin = next(row for row in rows if row["draft"].endswith("target"))
     assert twin["expected_alpha"] == 1 and twin["speedup"] > 0
     assert "memory at batch 1" in done.stdout
