@@ -14,16 +14,7 @@ import safetensors.numpy
 import specjax
 from specjax import api, decode, sharding, tree
 from specjax import cache as cache_lib
-from specjax.drafters import (
-    EagleDrafter,
-    EagleTreeDrafter,
-    MedusaDrafter,
-    ModelDrafter,
-    ModelTreeDrafter,
-    OnePassDrafter,
-    PromptLookupDrafter,
-    StagedDrafter,
-)
+from specjax.drafters import EagleDrafter, ModelDrafter, ModelTreeDrafter
 from specjax.models import convert, families, heads_io, quantize
 from specjax.models.heads import HeadsConfig, HeadsNetwork
 from specjax.models.t5gemma import T5Gemma, T5GemmaNetwork
@@ -175,12 +166,22 @@ def test_what_specjax_writes_transformers_reads_as_the_same_model(reference, tmp
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_logits_equal_those_that_transformers_gave(version):
-    """Without torch: a checkpoint in bfloat16 that it wrote, computed in float32."""
+    """Without torch: a checkpoint in bfloat16 that it wrote, computed in float32.
+
+    Later tokens do not reach an earlier position.
+    """
     read, params = silent(convert.load, GOLDEN / f"t5gemma_{version}", "float32")
     with np.load(GOLDEN / f"t5gemma_{version}.npz") as golden:
         given = [golden[name] for name in ("source_ids", "source_mask", "decoder_input")]
-        logits = jax.jit(lambda params: T5Gemma(read).apply({"params": params}, *given))(params)
+        apply = jax.jit(lambda params, *given: T5Gemma(read).apply({"params": params}, *given))
+        logits = apply(params, *given)
         np.testing.assert_allclose(logits, golden["logits"], **TOLERANCE)
+        middle = given[2].shape[1] // 2
+        other = given[2].copy()
+        other[:, middle:] = 3
+        changed = apply(params, *given[:2], other)
+        np.testing.assert_array_equal(changed[:, :middle], logits[:, :middle])
+        assert (changed[:, middle:] != logits[:, middle:]).any()
 
 
 # ---- checkpoints
@@ -308,7 +309,7 @@ def test_keys_and_values_of_fewer_heads_than_devices_are_whole():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_loss_has_a_gradient_in_every_parameter(version):
-    """By teacher forcing, with dropout; later tokens do not reach an earlier position."""
+    """By teacher forcing, with dropout."""
     network = random_network(dataclasses.replace(config(version), dropout_rate=0.1))
     module, batch = network.module, (SOURCES, jnp.asarray(MASK), TOKENS)
 
@@ -319,30 +320,23 @@ def test_a_loss_has_a_gradient_in_every_parameter(version):
 
     for path, gradient in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(network.params)):
         assert jnp.isfinite(gradient).all() and jnp.abs(gradient).max() > 0, path
-    apply = jax.jit(lambda tokens: module.apply({"params": network.params}, *batch[:2], tokens))
-    other = TOKENS.copy()
-    other[:, 9:] = 3
-    np.testing.assert_array_equal(apply(TOKENS)[:, :9], apply(other)[:, :9])
 
 
 # ---- the engine
 
 
+# What drafters ask of a network, each once: a cache of its own, a tree, weights in eight bits, features of
+# a layer. How they draft does not depend on the family.
 DRAFTERS = {
-    "chain": lambda target: ModelDrafter(draft_of(target), 3),
-    "tree": lambda target: ModelTreeDrafter(draft_of(target), (2, 2)),
-    "lookup": lambda target: PromptLookupDrafter(3),
-    "staged": lambda target: StagedDrafter(draft_of(target), PromptLookupDrafter(2), 3),
-    "int8": lambda target: ModelDrafter(quantize.QuantizedNetwork.of(target), 3),
-    "medusa": lambda target: MedusaDrafter(heads_of(target, "medusa"), (2, 1)),
-    "eagle": lambda target: EagleDrafter(heads_of(target, "eagle", feature_layers=(0,)), 3),
-    "eagle_tree": lambda target: EagleTreeDrafter(heads_of(target, "eagle"), 5, 3, 2),
-    "one_pass": lambda target: OnePassDrafter(heads_of(target, "one_pass"), 3),
+    "chain": lambda target: ModelDrafter(draft_of(target), 2),
+    "tree": lambda target: ModelTreeDrafter(draft_of(target), (2, 1)),
+    "int8": lambda target: ModelDrafter(quantize.QuantizedNetwork.of(target), 2),
+    "eagle": lambda target: EagleDrafter(heads_of(target, feature_layers=(0,)), 2),
 }
 
 
-def heads_of(target: T5GemmaNetwork, kind: str, **options) -> HeadsNetwork:
-    shape = HeadsConfig(kind, 3, target.config.d_model, 4, 16, 2, **options)
+def heads_of(target: T5GemmaNetwork, **options) -> HeadsNetwork:
+    shape = HeadsConfig("eagle", 3, target.config.d_model, 4, 16, 2, **options)
     shape.check(target.config)
     params = jax.jit(lambda target: heads_io.init(shape, target, 0).params)(target)
     return HeadsNetwork.of(shape, target, params)
@@ -363,7 +357,7 @@ def generate(target, drafter=None, **options):
     return jax.tree.map(np.asarray, decode.generate(target, SOURCES, MASK, drafter=drafter, **options))
 
 
-CASES = [*((1, name) for name in DRAFTERS), *((2, name) for name in ("chain", "tree", "eagle"))]
+CASES = [(1, "int8"), (1, "tree"), (2, "chain"), (2, "eagle")]
 
 
 @pytest.mark.slow
@@ -373,8 +367,8 @@ def test_every_drafter_gives_the_tokens_of_autoregressive_decoding(version, name
     output = generate(target, DRAFTERS[name](target))
     np.testing.assert_array_equal(output.tokens, tokens)
     assert len(np.unique(tokens)) > 6
-    assert output.stats.num_drafted.sum() > 0 or name == "lookup"
-    if name in ("chain", "tree", "int8"):
+    assert output.stats.num_drafted.sum() > 0
+    if name != "eagle":
         assert output.stats.accepted.sum() > 0
 
 
@@ -396,6 +390,6 @@ def test_on_a_mesh_tokens_are_those_of_one_device():
     attention = divided.params["decoder_layers_0"]["attention"]
     assert attention["k"].is_fully_replicated and not attention["q"].is_fully_replicated
     draft = placed(draft_of(target), sharding.REPLICATED)
-    output = generate(divided, ModelDrafter(draft, 3))
+    output = generate(divided, ModelDrafter(draft, 2))
     np.testing.assert_array_equal(output.tokens, generate(target).tokens)
     assert output.stats.accepted.sum() > 0
