@@ -31,19 +31,14 @@ from tests.toy_batch import (
     generate,
 )
 
-FAST_K = (1, 3, 5)
-END_TOKENS = (argmax_path(0)[2], EOS)  # the same wherever rows end early: what they are is compiled in
-
-
-def each_num_draft(function):
-    values = [pytest.param(k, marks=() if k in FAST_K else pytest.mark.slow) for k in range(1, 9)]
-    return pytest.mark.parametrize("num_draft", values)(function)
+END_TOKENS = (argmax_path(0)[2], EOS)  # the same in all tests, since they are compiled in
+each_num_draft = pytest.mark.parametrize("num_draft", [1, 3, 8])
 
 
 # ---- greedy
 
 
-def test_plain_greedy_is_the_targets_argmax_path():
+def test_autoregressive_greedy_is_the_targets_argmax_path():
     output = generate(0)
     for row in range(NUM_ROWS):
         assert emitted(output, row) == argmax_path(row)
@@ -67,7 +62,7 @@ def assert_greedy(drafter) -> None:
 
 
 @each_num_draft
-def test_greedy_speculative_equals_plain(num_draft):
+def test_greedy_speculative_equals_autoregressive(num_draft):
     """Every row its own limit, end tokens anywhere in a block."""
     assert_greedy(num_draft)
 
@@ -79,7 +74,7 @@ def test_twin_draft_is_always_accepted(num_draft):
 
 
 def assert_twin_is_accepted(drafter, depth: int) -> None:
-    """All that the target itself drafts is kept, `depth + 1` tokens a round."""
+    """All drafts of the target itself are accepted: `depth + 1` tokens a round."""
     output = generate(drafter, draft_table=TABLE, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
     np.testing.assert_array_equal(output.stats.accepted, output.stats.tested)
     for row in range(NUM_ROWS):
@@ -109,14 +104,14 @@ def test_limit_of_zero_emits_nothing():
     assert output.stats.num_rounds[0] == 0 and np.isnan(output.stats.tau[0])
 
 
-def test_broken_draft_leaves_the_greedy_output_alone():
+def test_draft_of_nan_keeps_the_greedy_output():
     output = generate(3, draft_table=np.full_like(TABLE, np.nan))
     for row in range(NUM_ROWS):
         assert emitted(output, row) == argmax_path(row)
 
 
 def test_decoder_prefix_of_each_rows_own_length_is_continued_and_not_returned():
-    """The prefix is what the target said itself, so the path goes on."""
+    """The prefix is the target's own output, so the path continues."""
     lengths = np.array([1, 4, 2, 3, 4, 1, 2])
     prefix = np.zeros((NUM_ROWS, 4), np.int32)
     for row, length in enumerate(lengths):
@@ -147,6 +142,8 @@ EACH_OPTION = {
     "min-p": dict(min_p=[0.0, 0.1, 0.5, 1.0, 0.3, 0.2, 0.05]),
 }
 EACH_OPTION["all"] = {name: values for option in EACH_OPTION.values() for name, values in option.items()}
+# For options that are not tried: which of them are given is compiled in, and what they are is not.
+NEUTRAL = dict(repetition_penalty=1.0, min_new_tokens=0, top_k=50, top_p=1.0, min_p=0.0)
 
 
 def reference_path(row: int, config: GenerationConfig, end_tokens=()) -> list[int]:
@@ -163,7 +160,8 @@ def reference_path(row: int, config: GenerationConfig, end_tokens=()) -> list[in
 @pytest.mark.parametrize("drafter", [0, 3, (2, 2)])
 def test_greedy_output_under_each_option_is_the_references(name, drafter):
     """With speculation as without, every row its own value."""
-    options = GenerationConfig(temperature=0.0, **EACH_OPTION[name])
+    neutral = {option: [value] * NUM_ROWS for option, value in NEUTRAL.items()}
+    options = GenerationConfig(temperature=0.0, **neutral | EACH_OPTION[name])
     output = generate(drafter, config=options, eos_ids=END_TOKENS)
     paths = [reference_path(row, options, END_TOKENS) for row in range(NUM_ROWS)]
     assert [emitted(output, row) for row in range(NUM_ROWS)] == paths
@@ -174,8 +172,10 @@ def test_greedy_output_under_each_option_is_the_references(name, drafter):
         assert output.stats.accepted.sum() > 0
 
 
-@pytest.mark.parametrize("drafter", [3, (2, 2)])
-@pytest.mark.parametrize("rule", [acceptance.speculative, acceptance.multi_round])
+RULES = [(acceptance.speculative, 2), (acceptance.multi_round, (2, 1))]
+
+
+@pytest.mark.parametrize(("rule", "drafter"), RULES, ids=["chain", "tree"])
 def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
     own = {name: np.array(values) for name, values in EACH_OPTION["all"].items()}
 
@@ -189,16 +189,16 @@ def test_sampled_row_with_all_options_equals_its_solo_run(rule, drafter):
     assert np.isfinite(whole.processed_log_probs).all()  # nothing of probability zero was emitted
 
 
-TREES = ((1, 1, 1, 1, 1), (2, 2, 1), (4, 1), (3,), (1, 3, 2))
+TREES = ((1, 1, 1), (2, 2, 1), (3,), (1, 3))
 
 
 @pytest.mark.parametrize("branching", TREES, ids=str)
-def test_greedy_tree_equals_plain(branching):
+def test_greedy_tree_equals_autoregressive(branching):
     """Every shape; end tokens and limits anywhere."""
     assert_greedy(branching)
 
 
-@pytest.mark.parametrize("branching", TREES[1:4], ids=str)
+@pytest.mark.parametrize("branching", TREES[1:], ids=str)
 def test_twin_tree_is_accepted_to_its_leaves(branching):
     """The draft's cache keeps the accepted path."""
     assert_twin_is_accepted(branching, len(branching))
@@ -207,15 +207,16 @@ def test_twin_tree_is_accepted_to_its_leaves(branching):
 def test_chain_drafted_as_a_tree_is_the_chain():
     """The same tokens, counts and log-probabilities, at temperature 0 and above."""
     options = dict(temperature=MIXED, max_new_tokens=LIMITS, eos_ids=END_TOKENS)
-    chain, tree = generate(5, **options), generate((1,) * 5, **options)
+    chain, tree = generate(3, **options), generate((1, 1, 1), **options)
     for name in ("tokens", "finish_reason", "length", "stats"):
         jax.tree.map(np.testing.assert_array_equal, getattr(tree, name), getattr(chain, name))
     np.testing.assert_allclose(tree.log_probs, chain.log_probs, atol=1e-6)
 
 
 def test_tree_accepts_more_than_its_first_branch():
-    chain, tree = (generate(d, temperature=1.0, eos_ids=END_TOKENS) for d in (2, (3, 2)))
-    assert tree.stats.total().tau[0] > 1.1 * chain.stats.total().tau[0]
+    chain, tree = (generate(d, temperature=1.0, eos_ids=END_TOKENS) for d in (1, (3,)))
+    accepted_per_round = [output.stats.total().tau[0] - 1 for output in (chain, tree)]
+    assert accepted_per_round[1] > 1.1 * accepted_per_round[0]
 
 
 @pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round])
@@ -235,7 +236,7 @@ def test_draft_padded_to_another_vocabulary_runs(temperature):
     table = TABLE.copy()
     table[:, 36:] += 100
     outputs = []
-    for width in (36, 38, 40):
+    for width in (36, 40):
         output = decode.generate(
             toys.ToyNetwork(jnp.asarray(table), num_ids=36),
             SOURCES,
@@ -252,8 +253,8 @@ def test_draft_padded_to_another_vocabulary_runs(temperature):
         np.testing.assert_array_equal(output.stats.accepted, outputs[0].stats.accepted)
 
 
-def test_stop_ends_a_row_where_it_says():
-    """What the host sees ends the row; counts are those of the kept tokens."""
+def test_stop_at_ends_a_row_at_the_returned_length():
+    """Counts are those of the kept tokens."""
     whole = generate(3, draft_table=TABLE)
     ends = [7, None, 1, 16, 5, 8, None]
 
@@ -277,15 +278,15 @@ def test_stop_ends_a_row_where_it_says():
 
 
 def assert_rows_equal(output, rows, reference, reference_rows):
-    """Ids, log-probabilities, finish reasons and statistics, all of them to the last bit."""
+    """Ids, log-probabilities, finish reasons and statistics are bit-exact."""
     ours = jax.tree.map(lambda x: x[np.array(rows)], output)
     theirs = jax.tree.map(lambda x: x[np.array(reference_rows)], reference)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 4])
+@pytest.mark.parametrize("num_rows", [1, 4])
 def test_row_equals_its_solo_run(num_rows):
-    """Whatever its batch mates, at temperature 0 and above."""
+    """Whatever the other rows are, at temperature 0 and above."""
     whole = generate(3, temperature=MIXED, max_new_tokens=LIMITS)
     for first in range(0, NUM_ROWS - num_rows + 1, num_rows):
         rows = slice(first, first + num_rows)
@@ -319,14 +320,15 @@ def test_equal_seeds_and_prompts_give_equal_rows_and_one_seed_gives_different_ro
 
 def test_generate_is_pure():
     """Two equal calls agree in everything, with a drafter built anew."""
-    one, again = (generate(5, temperature=MIXED) for _ in range(2))
+    one, again = (generate(3, temperature=MIXED) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
 
 
 def test_first_round_proposes_all_drafts():
-    """Five proposals in the first round of K = 5; fewer only where the budget is smaller."""
-    output = generate(5, max_new_tokens=np.array([1, 2, 3, 4, 5, 6, 6]), draft_table=TABLE)
-    assert output.stats.num_drafted.tolist() == [0, 1, 2, 3, 4, 5, 5]
+    """Three proposals in the first round of K = 3; fewer only where the budget is smaller."""
+    output = generate(3, max_new_tokens=np.array([1, 2, 3, 4, 4, 3, 2]), draft_table=TABLE)
+    assert output.stats.num_drafted.tolist() == [0, 1, 2, 3, 3, 2, 1]
+    assert (output.stats.num_rounds == 1).all()
 
 
 def test_samples_do_not_depend_on_the_default_generator():
@@ -338,12 +340,11 @@ def test_samples_do_not_depend_on_the_default_generator():
 FILTERS = dict(top_k=20, top_p=0.9, min_p=0.01)
 
 
-@pytest.mark.parametrize("options", [{}, FILTERS], ids=["", "filters"])
-@pytest.mark.parametrize("drafter", [3, (2, 1)])
+@pytest.mark.parametrize(("drafter", "options"), [(3, {}), ((2, 1), FILTERS)], ids=["chain", "filtered tree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_numbers_end_their_row_only(bad, temperature, drafter, options):
-    """The token is not kept, the row says so, its neighbours do not notice."""
+def test_nonfinite_logits_end_only_their_row(bad, temperature, drafter, options):
+    """The token is dropped, the row ends with `NONFINITE`, other rows are unchanged."""
     options = dict(temperature=temperature, **options)
     good = generate(drafter, **options)
     prefix = emitted(good, 4)[:6]
