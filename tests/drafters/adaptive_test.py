@@ -1,4 +1,4 @@
-"""Adaptive length: rows decide for themselves, and what does not pay is not drafted.
+"""Adaptive draft length: each row chooses its own, and drafts nothing where that does not pay off.
 
 For the distribution see acceptance_test.
 """
@@ -31,29 +31,33 @@ def adapted(costs, network=DRAFT, num_draft=4, **settings):
     return drafters.adaptive(ModelDrafter(network, num_draft), costs, **settings)
 
 
+COSTS = {1: 1.2, 2: 1.4, 4: 1.8}
+
+
 def test_a_twin_is_drafted_to_the_last_and_a_stranger_hardly():
-    costs = {1: 1.2, 2: 1.4, 4: 1.8}
-    twin = run(adapted(costs, TARGET)).stats
+    twin = run(adapted(COSTS, TARGET)).stats
     assert float(twin.alpha.min()) == 1 and int(twin.num_rounds.max()) <= 8
     opposite = ToyNetwork(-TARGET.table)  # its argmax is the target's least likely token
-    stranger = run(adapted(costs, opposite)).stats
+    stranger = run(adapted(COSTS, opposite)).stats
     assert int(stranger.accepted.sum()) == 0 < int(stranger.num_drafted.min())
     per_round = [np.asarray(stats.num_drafted / stats.num_rounds) for stats in (stranger, twin)]
     assert per_round[0].max() < 1 and per_round[1].min() > 3
 
 
-ALL = {name: entry.make(Toys(DRAFT, TARGET, ToyHeads(DRAFT.table)), 3) for name, entry in DRAFTERS.items()}
+# One for each state that a drafter keeps: a cache, that of a tree, of two drafters, none, pairs, features.
+# Every drafter catches up in oracle_test.
+NAMES = ("model", "model tree", "staged lookup", "lookup", "eagle tree", "one pass")
+ALL = {name: DRAFTERS[name].make(Toys(DRAFT, TARGET, ToyHeads(DRAFT.table)), 2) for name in NAMES}
 ADAPTED = {
-    name: drafters.adaptive(drafter, {drafter.num_draft: 1.5} if drafter.drafts_trees else {1: 1.3, 3: 1.9})
+    name: drafters.adaptive(drafter, {drafter.num_draft: 1.5} if drafter.drafts_trees else {1: 1.3, 2: 1.6})
     for name, drafter in ALL.items()
-    if drafter.can_skip
 }
 
 
 @pytest.mark.parametrize("name", ADAPTED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature, name):
-    """Rows fall behind in rounds without a draft and catch up later, beside others or their likes alone."""
+    """Draft caches lag in rounds without a draft and catch up later, in mixed and in uniform batches."""
     drafter = ADAPTED[name]
     together = run(drafter, temperature=temperature)
     lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
@@ -68,29 +72,29 @@ def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temp
 
 @pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round, acceptance.Typical()])
 def test_every_rule_verifies_calls_of_every_width_in_one_program(rule):
-    stats = run(adapted({1: 1.3, 4: 2.2}), temperature=1.0, rule=rule).stats
+    stats = run(adapted({1: 1.3, 2: 1.7}, num_draft=2), temperature=1.0, rule=rule).stats
     np.testing.assert_array_equal(stats.num_emitted, 30)
     assert len(set(np.asarray(stats.num_drafted / stats.num_rounds).tolist())) > 1
 
 
 def test_a_greedy_row_is_as_confident_beside_a_sampled_one_as_alone():
-    drafter = adapted({2: 1.1, 4: 1.2}, min_confidence=0.4)
+    drafter = adapted({1: 1.1, 2: 1.2}, num_draft=2, min_confidence=0.4)
     mixed = np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], np.float32)
     together = run(drafter, temperature=mixed).stats
     alone = run(drafter, temperature=0.0).stats
     np.testing.assert_array_equal(together.num_drafted[::2], alone.num_drafted[::2])
-    unsure = run(adapted({2: 1.1, 4: 1.2}), temperature=0.0).stats
+    unsure = run(adapted({1: 1.1, 2: 1.2}, num_draft=2), temperature=0.0).stats
     assert int(alone.num_drafted.sum()) < int(unsure.num_drafted.sum())
 
 
 def test_rows_that_have_ended_ask_for_nothing():
-    """A batch of an ended row and one that does not draft runs plain steps."""
-    stats = run(adapted({4: 1.5}, TARGET), max_new_tokens=[0, 1, 2, 3, 5, 30]).stats
+    """A batch of an ended row and one that does not draft runs decoding steps."""
+    stats = run(adapted(COSTS, TARGET), max_new_tokens=[0, 1, 2, 3, 5, 30]).stats
     np.testing.assert_array_equal(stats.num_drafted[:5], [0, 0, 1, 2, 4])
 
 
 def test_the_draft_after_a_pause_is_what_it_would_have_been_without():
-    """The draft's cache caught up: a twin is still accepted to the last after many plain steps."""
+    """The draft's cache caught up: all drafts of a twin are accepted after many decoding steps."""
 
     class Pausing(AdaptiveDrafter):
         """Drafts nothing for eleven rounds, then four tokens a round."""
@@ -111,14 +115,14 @@ TREE = drafters.ModelTreeDrafter(DRAFT, (2, 1))
 
 
 def test_trees_are_drafted_whole_or_not_at_all():
-    plain = run(None)
+    tree, plain = drafters.ModelTreeDrafter(DRAFT, (2,)), run(None)
     for cost, drafts in ((1.5, True), (99.0, False)):
-        done = run(drafters.adaptive(TREE, {4: cost}))
+        done = run(drafters.adaptive(tree, {2: cost}))
         np.testing.assert_array_equal(done.tokens, plain.tokens)
         assert bool(done.stats.num_drafted.sum() > 0) == drafts
-    off = drafters.adaptive(TREE, {4: 2.5}).replace(prior_alpha=0.99, decay=1.0)
+    off = drafters.adaptive(tree, {2: 1.7}).replace(prior_alpha=0.99, decay=1.0)
     rows = run(off).stats
-    assert (rows.num_drafted > 0).all() and (rows.num_drafted < 4 * rows.num_rounds).any()  # some gave up
+    assert (rows.num_drafted > 0).all() and (rows.num_drafted < 2 * rows.num_rounds).any()  # some gave up
 
 
 def test_what_cannot_adapt_raises():

@@ -20,6 +20,7 @@ TARGET = t5.T5Config(24, 16, 4, 32, 4, 2, 3)
 IDS = tuple(range(1, 24, 2))
 SOURCE = np.array([[5, 6, 7, 1, 0], [9, 3, 8, 2, 1]])
 MASK = SOURCE != 0
+NUM_NEW = 24
 CONFIGS = {
     "medusa": HeadsConfig("medusa", 3, 16),
     "medusa, few ids": HeadsConfig("medusa", 3, 16, draft_ids=IDS),
@@ -36,6 +37,10 @@ CONFIGS = {
 def target():
     network = random_network(TARGET)
     return network.replace(params=jax.tree.map(lambda x: 2 * x, network.params))
+
+
+def autoregressive_tokens(target):
+    return decode.generate(target, SOURCE, MASK, max_new_tokens=NUM_NEW, eos_ids=()).tokens[:, :NUM_NEW]
 
 
 def random_heads(name, target):
@@ -57,8 +62,8 @@ def proposed(drafter, state):
     return drafter.propose(state.drafter_state, state.context, None, None)[0]
 
 
-def drafts_of_rounds(drafter, target, num_new=24):
-    """`(row, tokens committed before a round, what was drafted in it)`, texts, accepted drafts."""
+def drafts_of_rounds(drafter, target, num_new=NUM_NEW):
+    """`(row, tokens committed before a round, its drafts)`, texts, their lengths, accepted drafts."""
     program, inputs = decode.prepare(
         target, SOURCE, MASK, drafter=drafter, max_new_tokens=num_new, eos_ids=()
     )
@@ -72,14 +77,24 @@ def drafts_of_rounds(drafter, target, num_new=24):
             if draft.num_drafted[row]
         ]
         state = decode.jitted_step(program, state, sampled=False)
-    return found, np.asarray(state.context.tokens), np.asarray(state.stats.accepted)
+    lengths = np.asarray(state.context.length)
+    return found, np.asarray(state.context.tokens), lengths, np.asarray(state.stats.accepted)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_drafts_equal_unroll_of_the_same_text(name, target):
+# Ids of their own and the target's differ in the same way for each kind.
+@pytest.fixture(
+    scope="module",
+    params=["medusa, few ids", "eagle", "eagle, narrow, few ids, fused", "one_pass, narrow, few ids"],
+)
+def drafted(request, target):
+    """Returns heads and `drafts_of_rounds` with them."""
+    network = random_heads(request.param, target)
+    return network, *drafts_of_rounds(drafter_of(network), target)
+
+
+def test_drafts_equal_unroll_of_the_same_text(drafted, target):
     """Caches, positions and masks of drafting against those of training, position by position."""
-    network = random_heads(name, target)
-    found, texts, _ = drafts_of_rounds(drafter_of(network), target)
+    network, found, texts, _, _ = drafted
     assert len(found) > 6
     target_ids = jnp.asarray(texts[:, 1:25])
     batch = dict(source_ids=jnp.asarray(SOURCE), source_mask=jnp.asarray(MASK), target_ids=target_ids)
@@ -115,13 +130,13 @@ def test_eagle_steps_are_compared_beyond_the_first(target):
         params = jax.tree.map(lambda p, g: p - 0.3 * g / (1e-3 + jnp.abs(g).max()) * 0.1, params, gradient)
         losses.append(float(loss))
     assert losses[-1] < 0.8 * losses[0]
-    _, _, accepted = drafts_of_rounds(EagleDrafter(network.replace(params=params), 3), target)
-    _, _, before = drafts_of_rounds(EagleDrafter(network, 3), target)
+    *_, accepted = drafts_of_rounds(EagleDrafter(network.replace(params=params), 3), target)
+    *_, before = drafts_of_rounds(EagleDrafter(network, 3), target)
     assert accepted.sum() > before.sum()
 
 
 def _taught(network, target):
-    ids = decode.generate(target, SOURCE, MASK, max_new_tokens=12, eos_ids=()).tokens[:, :12]
+    ids = autoregressive_tokens(target)
     batch = dict(
         source_ids=jnp.asarray(SOURCE),
         source_mask=jnp.asarray(MASK),
@@ -131,17 +146,22 @@ def _taught(network, target):
     return heads_training.make_teacher(target, network.feature_layers)(batch)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_output_is_the_targets_whatever_the_heads_draft(name, target):
-    network = random_heads(name, target)
+def test_output_is_the_targets_whatever_the_heads_draft(drafted, target):
+    _, _, texts, lengths, _ = drafted
+    baseline = autoregressive_tokens(target)
+    assert lengths.max() == 1 + NUM_NEW and lengths.min() > 6
+    for text, length, tokens in zip(texts, lengths, baseline, strict=True):
+        assert text[1:length].tolist() == tokens[: length - 1].tolist()
+
+
+def test_output_is_the_targets_whatever_tree_the_heads_draft(target):
+    drafter = EagleTreeDrafter(random_heads("eagle, narrow, few ids, fused", target), 4, 2, 2)
     request = dict(max_new_tokens=np.array([12, 9]), eos_ids=())
-    baseline = decode.generate(target, SOURCE, MASK, **request)
-    drafters = [drafter_of(network)]
-    if network.config.kind == "eagle":
-        drafters.append(EagleTreeDrafter(network, 5, 3, 2))
-    for drafter in drafters:
-        output = decode.generate(target, SOURCE, MASK, drafter=drafter, **request)
-        np.testing.assert_array_equal(baseline.tokens, output.tokens)
+    output = decode.generate(target, SOURCE, MASK, drafter=drafter, **request)
+    baseline = autoregressive_tokens(target)
+    assert output.stats.num_drafted.min() > 0
+    for tokens, limit, expected in zip(output.tokens, (12, 9), baseline, strict=True):
+        assert tokens[:limit].tolist() == expected[:limit].tolist()
 
 
 def test_medusa_begins_as_the_targets_own_head(target):
@@ -190,8 +210,8 @@ def test_heads_that_do_not_fit_raise(changes, words):
 
 
 def test_feature_layers_leave_logits_alone(target):
-    cache = target.init_cache(target.encode(SOURCE, MASK), MASK, 5)
-    one, other = (n.decode(cache, jnp.asarray(SOURCE)) for n in (target, target.with_features((0, 2))))
+    run = jax.jit(lambda n: n.decode(n.init_cache(n.encode(SOURCE, MASK), MASK, 5), jnp.asarray(SOURCE))[:2])
+    one, other = run(target), run(target.with_features((0, 2)))
     np.testing.assert_array_equal(one[0], other[0])
     np.testing.assert_array_equal(one[1], other[1][..., :16])
     assert other[1].shape == (2, 5, 48)
