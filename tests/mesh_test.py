@@ -1,4 +1,4 @@
-"""Many devices and processes decode what one device does."""
+"""Several devices or processes decode the same tokens as one device."""
 
 import concurrent.futures
 import dataclasses
@@ -18,8 +18,8 @@ from specjax.models import convert
 from tests import meshes
 from tests.training import tiny
 
-ALL = ["model", "tree", "eagle"]
-MESHES = {"2x4": ALL, "8x1": ["eagle"], "1x8": ["tree"]}
+ALL = list(meshes.RUNS)
+MESHES = {"2x4": ["model, greedy", "model, mixed"], "8x1": ["eagle, greedy"], "1x8": ["tree, mixed"]}
 
 EIGHT_DEVICES = """
 import json, pathlib, sys
@@ -44,8 +44,8 @@ assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2
 directory, mesh = pathlib.Path(sys.argv[1]), sharding.make_mesh(2, 2)
 rounds = []
 found = {
-    "whole": meshes.decode(directory, mesh, ["eagle"]),
-    "by rounds": meshes.decode(directory, mesh, ["model"], [1.0], on_round=rounds.append, stop="zz"),
+    "whole": meshes.decode(directory, mesh, ["eagle, greedy"]),
+    "by rounds": meshes.decode(directory, mesh, ["model, mixed"], on_round=rounds.append, stop="zz"),
 }
 try:
     sharding.make_mesh(1, 2)
@@ -85,13 +85,13 @@ def assert_equal_outputs(one, other):
 def test_rows_differ_and_drafts_are_both_accepted_and_rejected(found):
     for name, output in found["1"].items():
         assert len({str(row) for row in output["ids"]}) == len(meshes.PROMPTS), name
-    assert len(set(found["1"]["model at 1"]["accepted"])) > 2
+    assert len(set(found["1"]["model, mixed"]["accepted"])) > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", MESHES)
 def test_eight_devices_decode_what_one_does(found, shape):
-    """Chain, tree and heads, greedy and sampled, with the same seeds: the same tokens."""
+    """Chain, tree and heads, greedy and beside sampled rows, with the same seeds: the same tokens."""
     assert_equal_outputs(found[shape], found["1"])
 
 
@@ -153,13 +153,13 @@ def test_loading_onto_a_mesh_gives_the_same_arrays(directory, name, shape):
     for rules in (sharding.T5_RULES, sharding.REPLICATED):
         many = meshes.load(directory / name, mesh, rules)
         jax.tree.map(np.testing.assert_array_equal, many.params, one.params)
-        wanted = sharding.param_shardings(one.params, mesh, rules)
-        jax.tree.map(lambda x, place: x.sharding == place or 1 / 0, many.params, wanted)
+        expected = sharding.param_shardings(one.params, mesh, rules)
+        jax.tree.map(lambda x, place: x.sharding == place or 1 / 0, many.params, expected)
         assert many.mesh == mesh and many.network.config == one.network.config
 
 
 def test_a_process_reads_the_parts_of_its_devices_only(directory, monkeypatch):
-    """Both halves belong to this one: each is read once, and never the whole."""
+    """Both halves belong to this process: each is read once, the full tensor never."""
     read, original = [], convert._Checkpoint.read_part
 
     def read_part(self, tensor, index):
@@ -216,7 +216,7 @@ def test_an_empty_cache_takes_its_heads_from_the_rules():
 
 
 def test_eight_bits_decode_on_a_mesh(directory):
-    """A target's own weights in eight bits as its draft."""
+    """The draft is the target's own weights in eight bits."""
     target = meshes.load(directory / "target", sharding.make_mesh(2, 1))
     drafter = drafters.from_model(specjax.int8(target), 2)
     outputs = [specjax.generate(target, meshes.PROMPTS, drafter=d, max_new_tokens=6) for d in (None, drafter)]

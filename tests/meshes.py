@@ -21,6 +21,14 @@ CONFIG = t5.T5Config(48, 16, 4, 32, 8, 1, 1, gated=True, tied_head=False, scale_
 # Eight rows, so that eight devices divide them; lengths differ, and so will what is accepted.
 PROMPTS = ["translate this.", "a b", "the cat sat", "x", "another one here", "yes. no.", "zebra", "q r s t u"]
 NUM_NEW = [9, 12, 5, 12, 12, 7, 12, 12]
+# What is decoded: a drafter, and temperatures. One program is greedy, the other has rows of both kinds.
+MIXED = [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+RUNS = {
+    "model, greedy": ("model", 0.0),
+    "model, mixed": ("model", MIXED),
+    "tree, mixed": ("tree", MIXED),
+    "eagle, greedy": ("eagle", 0.0),
+}
 
 
 def write(directory: pathlib.Path) -> None:
@@ -64,31 +72,30 @@ def load_drafter(directory: pathlib.Path, target: loading.Model, name: str) -> D
     if name == "tree":
         draft = load(directory / "draft", target.mesh, sharding.REPLICATED)
         return drafters.tree_from_model(draft, (2, 1))
-    return drafters.from_model(load(directory / "draft", target.mesh), 3)
+    return drafters.from_model(load(directory / "draft", target.mesh), 2)
 
 
-def decode(directory: pathlib.Path, mesh, names, temperatures=(0.0, 1.0), **options) -> dict:
-    """Returns greedy and sampled outputs with each of the named drafters, as JSON holds them."""
+def decode(directory: pathlib.Path, mesh, names, **options) -> dict:
+    """Returns the outputs of some of `RUNS`, as JSON holds them."""
     target = load(directory / "target", mesh)
     found = {}
     for name in names:
-        drafter = load_drafter(directory, target, name)
-        rule = specjax.acceptance.multi_round if name == "tree" else specjax.acceptance.speculative
-        for temperature in temperatures:
-            output = specjax.generate(
-                target,
-                PROMPTS,
-                drafter=drafter,
-                rule=rule,
-                max_new_tokens=NUM_NEW,
-                seed=7,
-                temperature=temperature,
-                **options,
-            )
-            found[f"{name} at {temperature:g}"] = {
-                "ids": output.token_ids,
-                "reasons": output.finish_reasons,
-                "accepted": output.stats.accepted.sum(1).tolist(),
-                "log_probs": np.concatenate(output.log_probs).tolist(),
-            }
+        kind, temperature = RUNS[name]
+        rule = specjax.acceptance.multi_round if kind == "tree" else specjax.acceptance.speculative
+        output = specjax.generate(
+            target,
+            PROMPTS,
+            drafter=load_drafter(directory, target, kind),
+            rule=rule,
+            max_new_tokens=NUM_NEW,
+            seed=7,
+            temperature=temperature,
+            **options,
+        )
+        found[name] = {
+            "ids": output.token_ids,
+            "reasons": output.finish_reasons,
+            "accepted": output.stats.accepted.sum(1).tolist(),
+            "log_probs": np.concatenate(output.log_probs).tolist(),
+        }
     return found
