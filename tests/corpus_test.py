@@ -1,4 +1,4 @@
-"""Rows refilled as they finish: the same outputs, whatever is decoded together, and after a kill."""
+"""Continuous batching: the same outputs in any batch, and after a kill."""
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,11 @@ def by_source(finished):
     return rows
 
 
-@pytest.mark.parametrize(("num_rows", "num_refilled"), [(4, 1), (4, 2), (4, 4), (16, 2)])
-@pytest.mark.parametrize(("num_draft", "temperature"), [(0, 0.0), (3, 0.0), (3, 1.0)])
-def test_every_source_gets_what_it_gets_alone(num_rows, num_refilled, num_draft, temperature):
+@pytest.mark.parametrize(
+    ("num_rows", "num_refilled", "num_draft", "temperature"),
+    [(4, 1, 3, 1.0), (4, 2, 3, 0.0), (4, 4, 0, 0.0), (16, 2, 3, 1.0)],
+)
+def test_decode_all_equals_decoding_each_source_separately(num_rows, num_refilled, num_draft, temperature):
     make = request(num_draft, temperature)
     rows = by_source(corpus.decode_all(make, LENGTHS, (4, 8), num_rows, num_refilled))
     for index, row in rows.items():
@@ -84,7 +86,7 @@ def test_plan_puts_the_longest_first_and_merges_what_does_not_fill_a_batch():
 
 
 @pytest.mark.parametrize(("num_rows", "num_refilled"), [(4, 3), (0, 1), (4, 0)])
-def test_rows_that_cannot_be_refilled_so_are_refused(num_rows, num_refilled):
+def test_decode_all_raises_for_an_invalid_num_refilled(num_rows, num_refilled):
     with pytest.raises(
         ValueError, match=f"`num_refilled` must.*divide num_rows={num_rows}, got {num_refilled}"
     ):
@@ -109,7 +111,7 @@ def test_a_journal_holds_what_was_added_and_forgets_a_torn_line(tmp_path):
         assert anew.records == {}
 
 
-def test_a_journal_has_one_writer_and_a_writer_that_failed_lets_go(tmp_path):
+def test_journal_has_one_writer_and_a_failed_one_releases_it(tmp_path):
     path = tmp_path / "journal"
     with pytest.raises(RuntimeError), corpus.Journal.open(path, {"seed": 1}) as journal:
         journal.add([{"index": 0}])
@@ -120,7 +122,7 @@ def test_a_journal_has_one_writer_and_a_writer_that_failed_lets_go(tmp_path):
         assert list(journal.records) == [0]
 
 
-def test_a_journal_of_another_run_and_a_file_that_is_none_are_refused_and_left_alone(tmp_path):
+def test_journal_raises_for_another_run_or_another_file_and_leaves_it_unchanged(tmp_path):
     path = tmp_path / "journal"
     with corpus.Journal.open(path, {"seed": 1, "sources": "abc"}) as journal:
         journal.add([{"index": 0}])

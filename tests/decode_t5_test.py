@@ -37,22 +37,22 @@ def t5_generate(pair, num_draft, rows=slice(None), temperature=0.0, **options):
     return jax.tree.map(np.asarray, output)
 
 
-def test_t5_greedy_with_a_draft_of_another_width_equals_plain(pair):
+def test_t5_greedy_with_a_draft_of_another_width_equals_autoregressive(pair):
     plain, speculative = t5_generate(pair, 0), t5_generate(pair, 3)
     np.testing.assert_array_equal(speculative.tokens, plain.tokens)
     np.testing.assert_array_equal(speculative.finish_reason, plain.finish_reason)
     np.testing.assert_allclose(speculative.log_probs, plain.log_probs, atol=1e-5)
-    assert len(np.unique(plain.tokens)) > 6  # the pair says something
+    assert len(np.unique(plain.tokens)) > 6  # the outputs vary
     accepted, tested = speculative.stats.accepted.sum(), speculative.stats.tested.sum()
     assert 0 < accepted < tested
 
 
-def test_shared_encoder_output_gives_the_same_as_an_encoder_of_its_own(pair):
+def test_shared_encoder_output_equals_a_separate_encoder(pair):
     """The target as its own draft; every draft is accepted, and the encoder runs once."""
     target, _ = pair
     runs = []
     for share in (False, True):
-        drafter = ModelDrafter(target, 3, share_encoder=share)
+        drafter = ModelDrafter(target, 2, share_encoder=share)
         runs.append(t5_generate(pair, 0, drafter=drafter))
     np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
     np.testing.assert_array_equal(runs[1].stats.accepted, runs[1].stats.tested)
@@ -81,13 +81,12 @@ def test_temperature_near_zero_gives_the_greedy_ids_where_margins_are_wide(pair)
     np.testing.assert_array_equal(cold.tokens[wide], greedy.tokens[wide])
 
 
-def test_t5_tree_equals_plain(pair):
+def test_t5_tree_equals_autoregressive(pair):
     """With the relative bias of depths, in a draft of another width too."""
     plain = t5_generate(pair, 0)
-    for branching in ((2, 2), (3, 1, 1)):
-        tree = t5_generate(pair, 0, drafter=ModelTreeDrafter(pair[1], branching))
-        np.testing.assert_array_equal(tree.tokens, plain.tokens)
-        assert tree.stats.accepted.sum() > 0
+    tree = t5_generate(pair, 0, drafter=ModelTreeDrafter(pair[1], (2, 2, 1)))
+    np.testing.assert_array_equal(tree.tokens, plain.tokens)
+    assert tree.stats.accepted.sum() > 0
 
 
 def test_t5_row_equals_its_solo_run(pair):

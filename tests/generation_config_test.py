@@ -27,7 +27,7 @@ def read(directory, **found):
 # ---- generation_config.json
 
 
-def test_from_pretrained_takes_what_can_be_followed(tmp_path):
+def test_from_pretrained_takes_supported_options(tmp_path):
     """As of a CNN/DailyMail checkpoint; lengths count the start token there."""
     with pytest.warns(
         UserWarning, match="num_beams=4, length_penalty=2.0, early_stopping=True, which spec"
@@ -73,7 +73,7 @@ def test_from_pretrained_samples_as_transformers_does(tmp_path):
         assert config.no_repeat_ngram_size == 0
 
 
-def test_from_pretrained_without_a_file_is_refused(tmp_path):
+def test_from_pretrained_raises_without_a_valid_file(tmp_path):
     with pytest.raises(ValueError, match="has no generation_config.json: give a checkpoint that has one"):
         GenerationConfig.from_pretrained(tmp_path)
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_from_pretrained_without_a_file_is_refused(tmp_path):
         (dict(logits_processor=3), "`logits_processor` must be a function"),
     ],
 )
-def test_unusable_option_is_refused_by_name(options, words):
+def test_prepare_raises_for_an_invalid_option_by_name(options, words):
     network = t5.T5Network(convert.shapes(CONFIG), CONFIG)
     with pytest.raises(ValueError, match=words):
         decode.prepare(network, np.ones((2, 3), int), np.ones((2, 3), bool), **options)
@@ -174,29 +174,38 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", MIXTURES)
-def test_200_sources_decode_alike_with_and_without_drafters(name, temperature):
-    """At temperature 0 the ids are the same; above it the options hold for what is emitted as well."""
-    target, draft = bigram_network(CONFIG, 0), bigram_network(DRAFT_CONFIG, 1)
-    rng = np.random.default_rng(3)
+def drafter_of(kind):
+    draft = bigram_network(DRAFT_CONFIG, 1)
+    return ModelDrafter(draft, 2) if kind == "chain" else ModelTreeDrafter(draft, (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "kind"),
+    [
+        ("lists", 0.0, "tree"),
+        ("lists", 0.8, "chain"),
+        ("own function", 0.0, "chain"),
+        ("own function", 0.8, "tree"),
+    ],
+)
+def test_200_sources_decode_alike_with_and_without_drafters(name, temperature, kind):
+    """At temperature 0 the ids are the same; above it, emitted tokens satisfy the options too."""
+    target, rng = bigram_network(CONFIG, 0), np.random.default_rng(3)
     sources, mask = rng.integers(2, V, (200, 9)), np.arange(9)[None] < rng.integers(2, 10, 200)[:, None]
     options = dict(max_new_tokens=16, temperature=temperature, seed=5) | MIXTURES[name]
     run = lambda drafter: decode.generate(target, sources, mask, drafter=drafter, **options)  # noqa: E731
-    drafters = [ModelDrafter(draft, 3)]
-    if not temperature:
-        drafters = [None, *drafters, ModelTreeDrafter(draft, (2, 2))]
+    drafters = [drafter_of(kind)] if temperature else [None, drafter_of(kind)]
     outputs = [jax.tree.map(np.asarray, run(drafter)) for drafter in drafters]
     for output in outputs:
         np.testing.assert_array_equal(output.tokens, outputs[0].tokens)
         for row, length in zip(output.tokens, output.length, strict=True):
             check(name, [0, *row[:length].tolist()])
-    accepted = outputs[min(1, len(outputs) - 1)].stats.accepted.sum(0)
+    accepted = outputs[-1].stats.accepted.sum(0)
     assert accepted.all() and len(np.unique(outputs[0].tokens)) > 15
 
 
 def check(name, ids):
-    """What each mixture forbids does not occur."""
+    """Asserts that ids satisfy the options of a mixture."""
     if name == "lists":
         pairs = list(itertools.pairwise(ids))
         assert len(set(pairs)) == len(pairs)
@@ -207,13 +216,11 @@ def check(name, ids):
 
 
 def test_row_without_a_token_left_ends():
-    """A block of single ids lets each occur once; the start token was there."""
+    """Without repeated unigrams each id occurs once, and the start token not again."""
     target = bigram_network(CONFIG, 0)
     options = dict(no_repeat_ngram_size=1, max_new_tokens=V + 5, eos_ids=[])
     given = (np.ones((2, 3), int), np.ones((2, 3), bool))
-    output = decode.generate(
-        target, *given, drafter=ModelDrafter(bigram_network(DRAFT_CONFIG, 1), 3), **options
-    )
+    output = decode.generate(target, *given, drafter=drafter_of("chain"), **options)
     assert output.length.tolist() == [V - 1] * 2 and output.finish_reason.tolist() == [3, 3]
 
 

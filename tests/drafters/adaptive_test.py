@@ -55,19 +55,17 @@ ADAPTED = {
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(temperature, name):
+def test_greedy_output_is_the_targets_and_rows_do_not_depend_on_their_mates(name):
     """Draft caches lag in rounds without a draft and catch up later, in mixed and in uniform batches."""
-    drafter = ADAPTED[name]
-    together = run(drafter, temperature=temperature)
+    drafter, mixed = ADAPTED[name], np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], np.float32)
+    together = run(drafter, temperature=mixed)
     lengths = np.asarray(together.stats.num_drafted / together.stats.num_rounds)
     assert len(set(lengths.tolist())) > 1
-    for row in (0, 3):
-        alone = run(drafter, [row] * 6, temperature=temperature)  # of the same shape: compiled already
+    np.testing.assert_array_equal(run(None).tokens[::2], together.tokens[::2])
+    for row in (1, 3):
+        alone = run(drafter, [row] * 6, temperature=1.0)  # of the same shape: compiled already
         np.testing.assert_array_equal(alone.tokens, np.tile(together.tokens[row], (6, 1)))
         assert set(alone.stats.num_drafted.tolist()) == {int(together.stats.num_drafted[row])}
-    if temperature == 0:
-        np.testing.assert_array_equal(run(None).tokens, together.tokens)
 
 
 @pytest.mark.parametrize("rule", [acceptance.block, acceptance.multi_round, acceptance.Typical()])
