@@ -1,4 +1,4 @@
-"""Every T5 that people have, as it is stored, against transformers: ids, logits, greedy tokens, drafts."""
+"""Every T5 family as it is stored, against transformers: ids, logits, greedy tokens, drafts."""
 
 import dataclasses
 import json
@@ -27,6 +27,8 @@ UMT5 = t5.T5Config(
 )
 PROMPTS = ["def add(a, b): return a", "a man rides two dogs run on the grass"]
 NUM_NEW = 12
+# Tied and not, with ids of its own, and with a table in every layer: other families draft as these do.
+DRAFTED = ("T5 v1.0", "MADLAD-400", "UMT5")
 
 
 class Reference:
@@ -92,9 +94,10 @@ def test_a_family_decodes_as_in_transformers(tmp_path, name):
     plain = specjax.generate(target, PROMPTS, max_new_tokens=NUM_NEW)
     assert plain.token_ids == reference.tokens
     assert all(len(set(row)) >= 5 for row in plain.token_ids), plain.token_ids
-    drafter = drafters.from_model(shallow(target), num_draft=3)
-    drafted = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=NUM_NEW)
-    assert drafted.token_ids == plain.token_ids and int(drafted.stats.num_drafted.sum()) > 0
+    if name in DRAFTED:
+        drafter = drafters.from_model(shallow(target), num_draft=2)
+        drafted = specjax.generate(target, PROMPTS, drafter=drafter, max_new_tokens=NUM_NEW)
+        assert drafted.token_ids == plain.token_ids and int(drafted.stats.num_drafted.sum()) > 0
 
 
 def test_madlad_loads_with_its_own_ids(tmp_path):
@@ -147,7 +150,7 @@ def test_umt5_round_trips_with_its_model_type(umt5, tmp_path):
 def test_umt5_decodes_with_any_drafter(umt5):
     plain = greedy(umt5)
     assert all(len(set(row)) >= 5 for row in plain.tolist())
-    int8 = ModelDrafter(quantize.QuantizedNetwork.of(umt5), 3)
+    int8 = ModelDrafter(quantize.QuantizedNetwork.of(umt5), 2)
     config = heads.HeadsConfig("eagle", 2, d_model=16, d_kv=4, d_ff=32, num_heads=2, feature_layers=(1,))
     shapes = jax.eval_shape(lambda network: heads_io.init(config, network, 0).params, umt5)
     rng = np.random.default_rng(0)

@@ -39,7 +39,7 @@ def test_every_entry_is_off_by_at_most_half_a_step_of_its_channel(params):
 
 def test_quantized_draft_changes_nothing_but_the_time(params):
     network = t5.T5Network(params, CONFIG)
-    drafter = ModelDrafter(quantize.QuantizedNetwork.of(network), 3)
+    drafter = ModelDrafter(quantize.QuantizedNetwork.of(network), 2)
     request = dict(max_new_tokens=np.array([12, 9]), eos_ids=())
     baseline = decode.generate(network, SOURCE, SOURCE != 0, **request)
     output = decode.generate(network, SOURCE, SOURCE != 0, drafter=drafter, **request)
@@ -54,6 +54,6 @@ def test_quantized_target_keeps_its_own_output(params):
     dequantized = network.replace(params=quantize.dequantize(quantized.params))
     request = dict(max_new_tokens=12, eos_ids=())
     baseline = decode.generate(dequantized, SOURCE, SOURCE != 0, **request)
-    drafter = ModelDrafter(network, 3)
+    drafter = ModelDrafter(network, 2)
     output = decode.generate(quantized, SOURCE, SOURCE != 0, drafter=drafter, **request)
     np.testing.assert_array_equal(baseline.tokens, output.tokens)

@@ -1,6 +1,7 @@
-"""Divergences, what they are computed on, and that training on them raises acceptance."""
+"""Divergences, the data they are computed on, and that training on them raises acceptance."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", losses.DIVERGENCES)
-def test_divergence_is_the_textbooks(name):
+def test_divergence_equals_its_definition(name):
     divergence = losses.DIVERGENCES[name]
     log_p, log_q = (jnp.asarray(np.log(x), jnp.float32) for x in (P, Q))
     np.testing.assert_allclose(divergence(log_p, log_q), BY_HAND[name], rtol=1e-4)
@@ -44,8 +45,8 @@ def test_divergence_is_the_textbooks(name):
 
 
 @pytest.mark.parametrize("name", losses.DIVERGENCES)
-def test_divergence_of_a_certain_target_is_finite(name):
-    """A target that is sure to the last bit: no infinity times zero, in the value or the gradient."""
+def test_divergence_of_a_one_hot_target_is_finite(name):
+    """The target's probabilities are 0 and 1 in float32: value and gradient have no 0 times infinity."""
     target = jnp.asarray([[[200.0, 0.0, 0.0]]])
     mask = jnp.ones((1, 1), bool)
     loss = lambda draft: losses.distillation(losses.DIVERGENCES[name], target, draft, mask)  # noqa: E731
@@ -66,7 +67,7 @@ def test_distillation_loss_is_a_mean_over_valid_tokens(name):
     assert padded == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_chance_of_acceptance_is_one_minus_the_total_variation():
+def test_acceptance_rate_is_one_minus_the_total_variation():
     """Leviathan et al. 2023, section 3.3; at temperature 0 it is the agreement of the argmaxes."""
     target, draft = (jnp.asarray(np.log(x), jnp.float32) for x in (P, Q))
     warm, cold = losses.acceptance_chances(target, draft)
@@ -74,19 +75,25 @@ def test_chance_of_acceptance_is_one_minus_the_total_variation():
     np.testing.assert_array_equal(cold, P.argmax(-1) == Q.argmax(-1))
 
 
+@functools.cache
 def taught_batch():
     batch = dataclasses.asdict(data.make_batch(tiny.pairs()[:8], (8, 8)))
     return distillation.make_teacher(network(TARGET))(batch)
 
 
+@functools.cache
+def acceptance_of_draft():
+    return distillation.make_acceptance(network(TARGET), network(DRAFT))
+
+
 @pytest.mark.parametrize("name", losses.DIVERGENCES)
-def test_training_raises_the_chance_of_acceptance(name):
+def test_training_raises_the_acceptance_rate(name):
     """Of the target's own sequences, under every divergence."""
     optimization = state.Optimization(learning_rate=0.05, warmup_steps=2, num_steps=40)
     now = state.init_state(tiny.params(DRAFT), optimization, seed=0)
     objective = distillation.divergence_from_target(t5.T5(DRAFT), losses.DIVERGENCES[name])
     step = loop.make_step(objective, optimization, now)
-    acceptance = distillation.make_acceptance(network(TARGET), network(DRAFT))
+    acceptance = acceptance_of_draft()
     held = [data.make_batch(tiny.pairs()[:8], (8, 8))]
     before = acceptance(now.params, held)[0]
     batch, first = taught_batch(), None
@@ -108,7 +115,7 @@ def test_twin_draft_is_accepted_always():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generated_targets_are_the_models_own_whatever_the_batch(temperature):
-    """And speculation, which the engine uses for it, changes nothing at temperature 0."""
+    """At temperature 0, the same with speculative decoding."""
     target, pairs = network(TARGET), tiny.pairs()
     options = dict(temperature=temperature, seed=5, max_new_tokens=6)
     whole = distillation.generate_targets(target, pairs, **options, batch_size=16)
