@@ -23,7 +23,7 @@ def target() -> Model:
 
 @pytest.fixture(scope="module")
 def drafter():
-    return drafters.from_model(random_model(1), num_draft=3)
+    return drafters.from_model(random_model(1), num_draft=2)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def test_output_lists_agree_with_one_another(outputs):
             assert 1 not in ids[:-1]
 
 
-def test_samples_of_all_prompts_use_seeds_of_their_own():
+def test_samples_of_all_prompts_use_different_seeds():
     """No two rows of a call share noise, whichever prompt they belong to."""
     seeds = np.asarray(api.sample_seeds(0, 5, 4)).tolist()
     assert len(set(seeds)) == len(seeds)
 
 
-def test_seeds_of_a_prompt_do_not_depend_on_its_batch_mates():
+def test_seeds_of_a_prompt_do_not_depend_on_other_rows():
     batch = np.asarray(api.sample_seeds([7, 8, 9], 3, 2)).reshape(3, 2)
     np.testing.assert_array_equal(batch[1], api.sample_seeds([8], 1, 2))
 
@@ -87,29 +87,33 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter, temperature, tmp_path):
-    options = dict(drafter=drafter, temperature=temperature, max_new_tokens=9)
-    seeds = list(range(50, 50 + len(MANY)))
-    alone = [specjax.generate(target, [p], seed=[s], **options) for p, s in zip(MANY, seeds, strict=True)]
+def test_generate_all_equals_separate_calls_also_after_a_kill(target, drafter, tmp_path):
+    """Greedy and sampled prompts."""
+    options = dict(drafter=drafter, max_new_tokens=9)
+    seeds, temperatures = list(range(50, 50 + len(MANY))), [0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    alone = [
+        specjax.generate(target, [prompt], seed=[seed], temperature=temperature, **options)
+        for prompt, seed, temperature in zip(MANY, seeds, temperatures, strict=True)
+    ]
+    options |= dict(seed=seeds, temperature=temperatures)
     run = lambda size, **more: specjax.generate_all(  # noqa: E731
-        target, MANY, batch_size=size, num_refilled=1, seed=seeds, **options, **more
+        target, MANY, batch_size=size, num_refilled=1, **options, **more
     )
-    said = []
+    killed = []
 
     def kill(done, num_tokens):
-        said.append((done, num_tokens))
+        killed.append((done, num_tokens))
         if 3 <= done:
             raise Killed
 
     with pytest.raises(Killed):
         run(2, journal=tmp_path / "journal", on_progress=kill)
-    assert said[0] == (0, 0)
+    assert killed[0] == (0, 0)
     resumed = []
     after = run(3, journal=tmp_path / "journal", on_progress=lambda *now: resumed.append(now))
-    assert resumed[0] == (said[-1][0], 0) and resumed[-1][0] == len(MANY)
+    assert resumed[0] == (killed[-1][0], 0) and resumed[-1][0] == len(MANY)
     total = sum(len(output.token_ids[0]) for output in alone)
-    assert resumed[-1][1] + said[-1][1] == total  # nothing was decoded twice
+    assert resumed[-1][1] + killed[-1][1] == total  # nothing was decoded twice
     for output in (after, run(2)):
         for name in ("texts", "token_ids", "log_probs", "processed_log_probs", "finish_reasons"):
             assert getattr(output, name) == [getattr(one, name)[0] for one in alone], name
@@ -119,11 +123,16 @@ def test_many_prompts_get_what_each_gets_alone_also_after_a_kill(target, drafter
 @pytest.mark.parametrize(
     "options",
     [
-        dict(num_samples=2, temperature=[1.0] * len(MANY), top_k=[3, 9, 2, 5, 4, 8, 7]),
-        dict(decoder_prefix=["", "a", "bcd", "", "x", "yz", "q"], max_new_tokens=[3, 9, 2, 5, 4, 8, 7]),
+        dict(
+            num_samples=2,
+            temperature=[1.0] * len(MANY),
+            top_k=[3, 9, 2, 5, 4, 8, 7],
+            decoder_prefix=["", "a", "bcd", "", "x", "yz", "q"],
+            max_new_tokens=[3, 9, 2, 5, 4, 8, 7],
+        ),
         dict(stop=["a", "ti"], eos_ids=[]),
     ],
-    ids=["samples", "prefixes", "stop strings"],
+    ids=["samples and prefixes", "stop strings"],
 )
 def test_many_prompts_take_the_options_that_one_call_takes(target, drafter, options):
     options = dict(drafter=drafter, max_new_tokens=9, seed=list(range(7))) | options
@@ -161,12 +170,12 @@ def test_a_journal_of_other_options_raises(target, tmp_path):
         (dict(eos_ids=[99]), r"`eos_ids` must be a list of whole numbers in 0..30, got \[99\]"),
     ],
 )
-def test_unusable_argument_is_refused_by_name(target, options, words):
+def test_generate_raises_for_an_invalid_argument_by_name(target, options, words):
     with pytest.raises(ValueError, match=words):
         specjax.generate(target, **(dict(prompts=PROMPTS) | options))
 
 
-def test_draft_with_another_tokenizer_is_refused(target):
+def test_generate_raises_for_a_draft_with_another_tokenizer(target):
     """The first id that differs is named."""
     other = random_model(1, Letters([*PIECES[:4], "c", "b", *PIECES[6:]]))
     with pytest.raises(ValueError, match="got 'c' for id 4, which is 'b' in the target"):
@@ -253,7 +262,7 @@ def test_options_of_a_prompt_hold_for_its_samples(target):
 
 
 def test_sources_of_any_length_are_read_when_asked(target, drafter):
-    """Padding to 2,048 changes nothing: the row beside it is what it is alone."""
+    """Padding to 2,048 does not change the other row."""
     prompts = ["ab. " * 375 + "c", "a b"]
     long = dict(max_source_length=2000, max_new_tokens=6)
     plain = specjax.generate(target, prompts, **long)
@@ -284,7 +293,7 @@ def test_all_sources_that_are_too_long_are_named(target):
     "options", [{}, dict(temperature=1.0, seed=4), dict(stop=["e"]), dict(max_new_tokens=0)]
 )
 def test_stream_gives_the_text_of_generate_in_pieces(target, options):
-    drafter = drafters.from_model(random_model(1), num_draft=3)
+    drafter = drafters.from_model(random_model(1), num_draft=2)
     options = dict(drafter=drafter, max_new_tokens=12) | options
     whole = specjax.generate(target, PROMPTS[:1], **options)
     pieces = specjax.stream(target, PROMPTS[0], **options)
@@ -305,7 +314,7 @@ def test_stream_that_is_left_runs_no_further_round(target):
 
 
 def test_compile_ahead_leaves_nothing_to_compile(target):
-    options = dict(drafter=drafters.from_model(random_model(1), num_draft=3), max_new_tokens=12)
+    options = dict(drafter=drafters.from_model(random_model(1), num_draft=2), max_new_tokens=12)
     options |= dict(temperature=0.5)
     assert specjax.compile_ahead(target, batch_size=2, longest_source=20, **options) == (16, 32)
     assert specjax.compile_ahead(target, longest_source=9, streaming=True, **options) == (16,)
@@ -351,7 +360,7 @@ def test_settled_text_is_never_taken_back():
     assert given == "Äs don't  go,"
 
 
-def test_threads_that_share_a_model_get_what_each_gets_alone(target, drafter):
+def test_threads_that_share_a_model_equal_sequential_calls(target, drafter):
     """Lengths, options and prompts differ, so programs are compiled and run at the same time."""
     calls = [
         dict(prompts=[PROMPTS[i % 2], "xyz" * (1 + i)], max_new_tokens=4 + i, temperature=i % 3, seed=i)
@@ -364,7 +373,7 @@ def test_threads_that_share_a_model_get_what_each_gets_alone(target, drafter):
 
 
 def always_the_same(logits, history):
-    """A user's function."""
+    """A custom logits processor."""
     del history
     return logits.at[..., 5].add(1.0)
 
