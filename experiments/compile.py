@@ -108,7 +108,11 @@ def request(mesh: Mesh, target_name: str, column: str, batch_size: int) -> decod
     # Arguments are checked and laid out on this machine, then given shardings over the absent devices.
     here = target.network.replace(cache_sharding=None)
     program, inputs = decode.prepare(
-        here, np.full(size, 2, np.int32), np.ones(size, bool), max_new_tokens=_NEW_TOKENS.value
+        here,
+        np.full(size, 2, np.int32),
+        np.ones(size, bool),
+        max_new_tokens=_NEW_TOKENS.value,
+        temperature=float(_PROGRAM.value == "sampled"),
     )
     network = target.network.with_features(drafter.feature_layers)
     by_row = sharding.by_row(mesh)

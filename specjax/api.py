@@ -180,14 +180,14 @@ def compile_ahead(
     """Compiles what `generate` needs for prompts of any length, so that no later call waits for the compiler.
 
     A program depends on the batch size, the padded length of the sources, `max_new_tokens` up to the next
-    of a few sizes, the drafter and its K, the rule, and which options are used, not on the values of
-    temperature, penalties or seeds. Call this once for each combination that will be served.
+    of a few sizes, the drafter and its K, the rule, which options are used, and whether every row is
+    greedy; not on other values of temperature, penalties or seeds. Call this once for each combination.
 
     Args:
       target, drafter, rule, config: as of the later calls.
       batch_size: prompts times samples of a call.
       longest_source: the most tokens of a source; None: the target's limit.
-      streaming: compile what `stream`, `stop` and `on_round` need instead; give the temperature, too.
+      streaming: compile what `stream`, `stop` and `on_round` need instead.
       **options: as of the later calls.
 
     Returns:

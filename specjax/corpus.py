@@ -126,6 +126,7 @@ def _decode_bucket(
             rows = np.flatnonzero(source_of < 0)[:num_refilled]
             taken = [waiting.popleft() for _ in rows[: len(waiting)]]
             program, inputs = request(taken + taken[-1:] * (num_refilled - len(taken)))
+            program = program.replace(sampled=None)  # rows of other requests may be sampled
             fresh = decode.jitted_prefill(program, **inputs)
             rows = np.pad(rows[: len(taken)], (0, num_refilled - len(taken)), constant_values=num_rows)
             state = _refill(_idle(fresh, num_rows) if state is None else state, fresh, rows)

@@ -151,7 +151,7 @@ def generate_requested(
 def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 0) -> LoopState:
     """Runs rounds until at most `max_running` rows are running; with 0, until every row has ended.
 
-    Greedy batches take a separate branch, which draws nothing and computes no distribution.
+    Greedy batches have a loop of their own, which draws nothing and computes no distribution.
     """
 
     def loop(sampled: bool, state: LoopState) -> LoopState:
@@ -159,6 +159,8 @@ def run(program: Program, state: LoopState, max_running: jax.typing.ArrayLike = 
         with jax.named_scope("sampled" if sampled else "greedy"):
             return jax.lax.while_loop(lambda state: state.running.sum() > max_running, body, state)
 
+    if program.sampled is not None:
+        return loop(program.sampled, state)
     any_sampled = ~sampling.is_greedy(state.context.options.temperature).all()
     return jax.lax.cond(any_sampled, functools.partial(loop, True), functools.partial(loop, False), state)
 
@@ -206,7 +208,9 @@ def rounds_on_host(
     program: Program, state: LoopState, max_running: int = 0, stop_at: StopAt | None = None
 ) -> Iterator[tuple[LoopState, LoopState]]:
     """Runs `run` one jitted round at a time; yields the states before and after each round."""
-    sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
+    sampled = program.sampled
+    if sampled is None:
+        sampled = bool((~sampling.is_greedy(state.context.options.temperature)).any())
     while int(state.running.sum()) > max_running:
         before = state
         state = jitted_step(program, state, sampled=sampled)
@@ -299,7 +303,10 @@ def prepare(
     )
     if target.mesh is not None:
         inputs = sharding.place_rows(inputs, target.mesh, num_rows)
-    return Request(Program(target, drafter, rule, bucket, prefix.shape[1], eos_ids), inputs)
+    temperature = row_options.temperature
+    is_traced = isinstance(temperature, jax.core.Tracer)
+    sampled = None if is_traced else bool((np.asarray(temperature) >= sampling.GREEDY_BELOW).any())
+    return Request(Program(target, drafter, rule, bucket, prefix.shape[1], eos_ids, sampled), inputs)
 
 
 def resolve(

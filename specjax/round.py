@@ -56,6 +56,8 @@ class Program(struct.PyTreeNode):
       length_bucket: the most tokens that a row may emit.
       prefix_width: P, start token included.
       eos_ids: tokens that end a row.
+      sampled: whether the loop draws tokens. False serves greedy rows only; True serves both kinds; None
+        compiles both loops and chooses when it runs.
     """
 
     target: Network
@@ -64,6 +66,7 @@ class Program(struct.PyTreeNode):
     length_bucket: int = struct.field(pytree_node=False)
     prefix_width: int = struct.field(pytree_node=False, default=1)
     eos_ids: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    sampled: bool | None = struct.field(pytree_node=False, default=None)
 
     @property
     def num_draft(self) -> int:

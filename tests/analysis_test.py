@@ -64,14 +64,14 @@ def test_the_rest_of_table_4_lies_within_the_rounding_of_its_alpha_and_c(alpha, 
     assert theorem_3_8(alpha + 0.005, num_draft, c - 0.005) == printed
 
 
-def test_expensive_verification_and_overhead_count():
+def test_predicted_speedup_includes_verification_and_overhead():
     assert analysis.predicted_speedup(3.0, 5, c=0.1, v=1.4, o=0.1) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("num_draft", [0, 1, 3, 7])
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 0.8, 1.0])
 def test_expected_calls_of_a_long_output_are_those_of_independent_acceptances(alpha, num_draft):
-    """Equation 1 is the limit: one chance everywhere, no end in sight."""
+    """Equation 1 is the limit of long outputs with one acceptance rate."""
     calls = analysis.expected_calls(np.full(3000, alpha), num_draft)
     assert 3000 / calls == pytest.approx(analysis.expected_tokens(alpha, num_draft), rel=5e-3)
 
@@ -89,10 +89,10 @@ def test_expected_calls_equal_a_simulation():
     random = np.random.default_rng(0)
     chances, num_draft, num = random.random(12), 3, 20_000
     total = 0
-    for coins in random.random((num, 12)) < chances:
+    for accepts in random.random((num, 12)) < chances:
         at = 0
         while at < 12:
-            run = coins[at : at + min(num_draft, 12 - at - 1)]
+            run = accepts[at : at + min(num_draft, 12 - at - 1)]
             at += 1 + int(np.cumprod(run).sum())
             total += 1
     assert analysis.expected_calls(chances, num_draft) == pytest.approx(total / num, rel=0.01)
@@ -135,12 +135,12 @@ def test_memory_of_t5_11b_is_its_weights_and_caches():
     ],
 )
 def test_the_best_length_is_that_of_an_exhaustive_search(alpha, c, num_draft, speedup):
-    """Values worked out apart from this code."""
+    """Values computed independently of this code."""
     best = analysis.best_num_draft(alpha, c)
     assert best.num_draft == num_draft and float(best.speedup) == pytest.approx(speedup, abs=0.006 * speedup)
 
 
-def test_where_no_draft_pays_the_best_length_is_zero():
+def test_best_num_draft_is_zero_where_no_draft_pays_off():
     best = analysis.best_num_draft([0.1, 0.9], 0.5, slope=[0.0, 1.0])
     np.testing.assert_array_equal(best.num_draft, [0, 0])
     np.testing.assert_array_equal(best.speedup, [1, 1])
@@ -160,7 +160,7 @@ def test_positions_that_differ_are_multiplied():
     assert analysis.expected_tokens_by_position([50, 10, 0], [100, 40, 0]) == pytest.approx(1.625)
 
 
-def test_a_decoder_call_reads_what_a_t5_has():
+def test_decoder_call_reads_the_parameters_of_a_t5():
     """Against the parameters themselves: all of decoder and head except what is read once per source."""
     config = dataclasses.replace(t5.PRESETS["t5-v1_1-small"], num_decoder_layers=3)
     leaves = jax.tree_util.tree_leaves_with_path(convert.shapes(config))

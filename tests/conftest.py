@@ -2,14 +2,13 @@
 
 Set before any computation, since the number of devices is fixed once a backend exists:
 
-- broadcasting to a higher rank raises: a missing axis is a mistake, not a convenience;
+- broadcasting to a higher rank raises, since a missing axis is a mistake;
 - using a random key twice raises, and so does making an untyped key, which escapes that check;
 - there are two CPU devices, so that sharding is always tested.
 
-What was compiled is kept in .jax_cache: the two halves of a parallel run, and the experiments that
-run on their own, compile each program once between them. LLVM is told not to optimise, since the suite
-compiles far longer than it runs (XLA's own passes run as ever); two tests of `experiments.generate` are
-exempt.
+Compiled programs are cached in .jax_cache, which the workers of a parallel run and experiments in other
+processes share. LLVM does not optimise, since the suite compiles far longer than it runs (XLA's own passes
+still run); two tests of `experiments.generate` are exempt.
 """
 
 import os
@@ -31,6 +30,6 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """A compiled program holds memory maps, of which a process may have 65,530: the suite needs more."""
+    """Frees compiled programs: they hold memory maps, of which a process may have 65,530."""
     yield
     jax.clear_caches()

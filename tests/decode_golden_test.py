@@ -1,4 +1,4 @@
-"""What seeds give. A change here changes every user's samples: CHANGELOG says so."""
+"""Golden samples of fixed seeds. A change here changes every user's samples: state it in CHANGELOG."""
 
 import pytest
 
@@ -18,6 +18,6 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("drafter", GOLDEN, ids=str)
-def test_a_seed_gives_the_tokens_that_it_gave(drafter):
+def test_seed_gives_its_golden_tokens(drafter):
     output = generate(drafter, temperature=MIXED)
     assert [emitted(output, row)[:6] for row in (0, 1, 4, 5)] == list(GOLDEN[drafter])

@@ -1,4 +1,4 @@
-"""What `decode.generate` refuses, and that it says why."""
+"""Invalid arguments of `decode.generate`, and the errors that they raise."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +49,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unusable_argument_is_refused_by_name(name):
+def test_generate_raises_for_an_invalid_argument_by_name(name):
     options, words = REFUSED[name]
     options = dict(source_ids=IDS, source_mask=MASK, seed=0) | options
     with pytest.raises(ValueError, match=words):

@@ -1,4 +1,4 @@
-"""The API page builds without a warning, and the examples in docstrings are true."""
+"""The API page builds without a warning, and the examples in docstrings pass."""
 
 import doctest
 import importlib
@@ -18,7 +18,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(specjax.__path__, "sp
 
 
 @pytest.mark.slow
-def test_docstrings_hold_true_examples(monkeypatch):
+def test_docstring_examples_pass(monkeypatch):
     monkeypatch.chdir(ROOT)
     tried = [doctest.testmod(importlib.import_module(name)) for name in MODULES]
     assert sum(result.failed for result in tried) == 0
@@ -70,7 +70,7 @@ def test_python_of_the_pages_runs_as_it_stands(page, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
     names: dict = {}
     for block in blocks:
-        if "make_mesh" not in block:  # needs eight devices and weights that are not here
+        if "make_mesh" not in block:  # needs eight devices and missing weights
             exec(block, names)
     assert names["output"].texts[0] and names["drafter"].num_draft == 5
     assert "Ein Mann" in capsys.readouterr().out

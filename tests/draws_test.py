@@ -1,4 +1,4 @@
-"""Choices from weights, and the independence of what is drawn."""
+"""Choices from weights, and the independence of draws."""
 
 import jax
 import jax.numpy as jnp
@@ -90,8 +90,8 @@ def test_only_positive_entry_is_chosen_whatever_the_uniform(position, uniform):
     assert draws.choose_by_inverse(jnp.asarray(weights), jnp.full((1, 2), uniform))[0] == position
 
 
-def test_choice_from_weights_that_are_not_numbers_is_an_entry():
-    """That they are none is reported elsewhere; here nothing outside the vocabulary may come out."""
+def test_choice_from_nan_weights_is_an_entry():
+    """NaN is reported elsewhere; the choice must be an id of the vocabulary."""
     weights = jnp.asarray([[jnp.nan] * 40, [0.5, jnp.nan] * 20])
     chosen = draws.choose_by_inverse(weights, jnp.full((2, 2), 0.7))
     assert ((chosen >= 0) & (chosen < 40)).all()
@@ -148,7 +148,7 @@ def test_draws_are_uniform(uniforms):
 
 
 def test_draws_depend_on_seed_and_round_only():
-    """Not on the row's place or on its batch mates."""
+    """The index of the row and the other rows do not matter."""
     weights = jnp.asarray(np.tile(zipf(50), (3, 1)), jnp.float32)
 
     def chosen(seeds, rounds):

@@ -1,4 +1,4 @@
-"""What is asked for wrongly is refused with a sentence that names it; nothing is left half-written."""
+"""Invalid input raises an error that names it, and leaves no partial file."""
 
 import json
 import pathlib
@@ -71,7 +71,7 @@ def target():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_that_cannot_be_meant(target, name):
+def test_generate_raises_for_invalid_arguments(target, name):
     changes, words = CALLS[name]
     with pytest.raises(ValueError, match=words):
         specjax.generate(**(dict(target=target, prompts=PROMPTS, max_new_tokens=4) | changes))
@@ -137,7 +137,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_pieces_that_cannot_be_made(name):
+def test_factories_raise_for_invalid_arguments(name):
     make, words = OTHERS[name]
     with pytest.raises((ValueError, TypeError), match=words):
         make()
@@ -195,14 +195,14 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_cannot_be_read(saved, name):
+def test_load_raises_for_invalid_files(saved, name):
     change, path, words = FILES[name]
     change(saved)
     with pytest.raises(ValueError, match=words):
         specjax.load(saved / path)
 
 
-def test_heads_of_another_target_and_damaged_ones(saved, target):
+def test_load_heads_raises_for_another_target_and_for_damage(saved, target):
     with pytest.raises(ValueError, match="were trained for another target"):
         specjax.load_heads(saved / "heads", target)
     with pytest.raises(ValueError, match="does not contain heads of the format"):
@@ -212,8 +212,8 @@ def test_heads_of_another_target_and_damaged_ones(saved, target):
         specjax.load_heads(saved / "heads", random_model(3))
 
 
-def test_outputs_that_cannot_be_written(saved, target):
-    """The journal's folder is a file, or the journal a folder: said before anything is decoded."""
+def test_generate_all_raises_for_an_unwritable_journal(saved, target):
+    """The journal's folder is a file, or the journal a folder: raises before decoding."""
     (saved / "file").write_text("mine")
     for journal in (saved / "file" / "journal", saved / "heads"):
         with pytest.raises(ValueError, match="journal|cannot be written"):
@@ -223,20 +223,20 @@ def test_outputs_that_cannot_be_written(saved, target):
     assert (saved / "file").read_text() == "mine"
 
 
-def test_a_refused_call_begins_no_journal(target, tmp_path):
+def test_generate_all_with_an_invalid_argument_writes_no_journal(target, tmp_path):
     with pytest.raises(ValueError, match="`temperature` must be"):
         specjax.generate_all(target, PROMPTS, batch_size=2, temperature=-1.0, journal=tmp_path / "journal")
     assert not (tmp_path / "journal").exists()
 
 
-def test_vocabularies_that_do_not_match(target):
+def test_generate_raises_for_a_different_tokenizer(target):
     other = random_model(1, Letters([*"<>?", *"abcdefghijklmnopqrstuvwxyz .!"]))
     with pytest.raises(ValueError, match="the draft's tokenizer must be the target's"):
         specjax.generate(target, PROMPTS, drafter=drafters.from_model(other, 2))
 
 
 class Misshapen(ModelDrafter):
-    """A drafter that somebody wrote: its q is of another vocabulary."""
+    """A custom drafter whose q has another vocabulary size."""
 
     def propose(self, state, context, draws, max_length):
         draft, state = super().propose(state, context, draws, max_length)

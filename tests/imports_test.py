@@ -1,4 +1,4 @@
-"""Who may import what: the map in CONTRIBUTING.md, held by reading every file of the library."""
+"""The import rules of CONTRIBUTING.md, checked on every file of the library."""
 
 import ast
 import graphlib
@@ -98,7 +98,7 @@ def is_allowed(path: str, places: tuple[str, ...], inside: bool) -> bool:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What a file imports against the rules, a sentence each."""
+    """Returns the imports of a file that break the rules, a sentence each."""
     part = part_of(path)
     if part not in LINE:
         return [f"{path}: not on the map; give {part!r} a line in ORDER and in CONTRIBUTING.md"]
@@ -180,7 +180,7 @@ def test_an_import_along_the_map_passes(path, source):
 
 
 def loaded_heavy_packages(script: str) -> list[str]:
-    """Runs a script in a fresh Python; which HEAVY packages it has loaded by its end."""
+    """Runs a script in a new process; returns the HEAVY packages loaded at its end."""
     script += f"\nimport sys\nprint('heavy:', *[name for name in {HEAVY} if name in sys.modules])"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     result = subprocess.run(

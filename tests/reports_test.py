@@ -1,4 +1,4 @@
-"""What people reported of such systems: the smallest input of each, and the right value."""
+"""Defects reported for similar systems: a minimal input of each, and the right value."""
 
 import json
 import socket
@@ -73,7 +73,7 @@ def test_several_end_tokens_stand_in_config_json_too_and_are_written_back(direct
 
 @pytest.mark.parametrize("sizes", [(40, 48), (48, 40)])
 def test_draft_and_target_may_be_padded_differently(sizes):
-    """Ids that exist are those of the smaller; none beyond is drafted."""
+    """Only ids of the smaller vocabulary are drafted."""
     networks = []
     for seed, size in enumerate(sizes):
         config = convert.T5Config(size, 16, 4, 32, 4, 1, 1, gated=True, tied_head=False, scale_logits=False)
@@ -100,7 +100,7 @@ def test_a_stop_string_may_be_a_special_token():
     assert len(plain.texts) == 2
 
 
-def test_a_tokenizer_without_vocabulary_files_is_refused(tmp_path):
+def test_load_tokenizer_raises_without_vocabulary_files(tmp_path):
     edit(tmp_path / "tokenizer_config.json", tokenizer_class="T5Tokenizer", extra_ids=100)
     with pytest.raises(ValueError, match="it needs tokenizer.json, or spiece.model, or vocab.json"):
         loading.load_tokenizer(tmp_path)
@@ -131,7 +131,7 @@ def test_options_of_the_hub_are_passed_on(monkeypatch):
         specjax.load("someone/model", revison="v2")
 
 
-def test_an_id_without_an_embedding_is_refused():
+def test_generate_raises_for_an_id_without_an_embedding():
     """Tokens were added, and the model was not resized."""
     added = Letters([*text_model.PIECES, *"01"])
     with pytest.raises(ValueError, match=r"prompts\[1\] has the id 32, .* 31 embeddings .* 33 ids"):
@@ -144,7 +144,7 @@ def test_an_id_without_an_embedding_is_refused():
     assert int(padded.length[0]) >= 1
 
 
-def test_prompts_are_texts_and_whole_ones():
+def test_generate_raises_for_prompts_that_are_not_valid_text():
     model = random_model(1)
     with pytest.raises(ValueError, match="`prompts` must be a non-empty list of strings"):
         specjax.generate(model, {"text": ["a"]})
@@ -153,7 +153,7 @@ def test_prompts_are_texts_and_whole_ones():
             generate(model, ["ok", "ok \ud83d"])
 
 
-def test_greedy_samples_are_said_to_be_equal():
+def test_generate_warns_of_equal_greedy_samples():
     with pytest.warns(UserWarning, match="`num_samples`=2 equal samples: set a temperature"):
         output = specjax.generate(random_model(1), ["a b"], num_samples=2, max_new_tokens=4)
     assert output.texts[0] == output.texts[1]
@@ -170,7 +170,7 @@ def test_a_carriage_return_ends_a_line(tmp_path):
     assert data.read_lines(tmp_path / "old.txt") == ["one", "two", "three"]
 
 
-def test_a_subfolder_of_a_directory_is_read_whole(tmp_path, directory):
+def test_load_reads_all_files_from_a_subfolder(tmp_path, directory):
     """Config, weights and tokenizer of it, not of the directory around it."""
     other = convert.T5Config(**{**vars(TINY), "d_ff": 20})
     convert.save(tmp_path / "model" / "inner", other, random_params(other))
@@ -179,12 +179,12 @@ def test_a_subfolder_of_a_directory_is_read_whole(tmp_path, directory):
     assert convert.load(directory)[0].d_ff == TINY.d_ff
 
 
-def test_a_prefix_with_an_id_without_an_embedding_is_refused():
+def test_generate_raises_for_a_prefix_id_without_an_embedding():
     with pytest.raises(ValueError, match="`decoder_prefix` has the id 32, but the model has 31 embeddings"):
         specjax.generate(random_model(1, Letters([*text_model.PIECES, *"01"])), ["a"], decoder_prefix="1")
 
 
-def test_settings_of_jax_break_nothing(directory):
+def test_generate_works_with_debug_nans_and_transfer_guard(directory):
     """Rows without calls or drafts have nan on purpose; ids go in and out."""
     edit(directory / "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", extra_ids=0)
     model, drafter = random_model(1), drafters.from_model(random_model(2), num_draft=2)
@@ -197,7 +197,7 @@ def test_settings_of_jax_break_nothing(directory):
         assert (many.stats.tau >= 1).all() and not np.isnan(many.stats.alpha).any()
 
 
-def test_more_tokens_than_memory_holds_are_refused_before_tracing():
+def test_generate_raises_before_tracing_if_memory_is_too_small():
     for limit, words in ((1_000_000_000, "of 2 rows would take [0-9,]+ GiB of"), (10**12, "at most 2.1")):
         with pytest.raises(ValueError, match=f"`max_new_tokens` must .*{words}"):
             specjax.generate(random_model(1), ["a b", "dog"], max_new_tokens=limit)

@@ -1,4 +1,4 @@
-"""From logits to distributions: temperature, filters, penalties, and the history they look at."""
+"""From logits to distributions: temperature, filters, penalties, and the history that they read."""
 
 import dataclasses
 import itertools
@@ -151,7 +151,7 @@ def test_top_p_drops_ties_together():
 
 
 def test_top_p_of_one_changes_nothing():
-    """Bit for bit, and so do a k of all and a p of none."""
+    """Bit-exact; so do top-k of the vocabulary size and min-p of 0."""
     logits = np.random.default_rng(1).normal(size=(2, 500)).astype(np.float32)
     plain = process(logits)
     for options in (
@@ -171,7 +171,7 @@ def test_tiny_top_p_keeps_the_most_likely_token():
     assert ((probs > 0).sum(-1) == 1).all()
 
 
-def test_filters_see_the_temperature():
+def test_filters_apply_after_the_temperature():
     """Top-p of .7 of [.5, .3, .15, .05] keeps two; a hotter row keeps more."""
     logits = log([[0.5, 0.3, 0.15, 0.05]] * 2)
     probs = process(logits, top_p=0.7, temperature=[1.0, 3.0])
@@ -180,7 +180,7 @@ def test_filters_see_the_temperature():
 
 
 def test_every_option_belongs_to_its_row():
-    """Each row of a mixed batch is what it is alone."""
+    """Each row of a mixed batch equals the same row in a batch of one."""
     logits = np.random.default_rng(3).normal(size=(4, 2, 50)).astype(np.float32)
     seen = np.random.default_rng(4).random((4, 2, 50)) < 0.3
     num_new = np.array([[0, 1], [2, 3], [4, 5], [1, 1]])
@@ -240,7 +240,7 @@ def test_greedy_row_decides_by_adjusted_logits():
     np.testing.assert_array_equal(probs, [[0, 1, 0]])
 
 
-def test_end_tokens_are_held_back_up_to_the_minimum_length():
+def test_end_tokens_are_masked_up_to_the_minimum_length():
     """All of them, at each position by its own count."""
     probs = process(np.zeros((1, 3, 4)), num_new=[[1, 2, 3]], min_new_tokens=3, eos_ids=(1, 3))
     np.testing.assert_allclose(probs[0], [[0.5, 0, 0.5, 0], [0.5, 0, 0.5, 0], [0.25] * 4], atol=1e-6)
@@ -292,7 +292,7 @@ def test_history_without_an_option_that_reads_tokens_keeps_none():
     assert history.tokens is None and history.length is None
 
 
-# ---- options that read tokens: against a reading of their definitions, token by token
+# ---- options that read tokens: against direct implementations
 
 TEXTS = [  # start token first; the last is what a prefix of 3 ids and drafts make of a row
     [0, 3, 4, 3, 4, 5],
@@ -357,7 +357,7 @@ def test_bias_and_suppressed_ids_add_up_at_every_position():
     np.testing.assert_allclose(found, [[first, later], [later, first]])
 
 
-def test_a_function_of_ones_own_gets_logits_and_what_precedes_them():
+def test_logits_processor_gets_logits_and_history():
     def raised_after_four(logits, history):
         last = jnp.take_along_axis(history.tokens, history.length[..., None] - 1, axis=-1)
         return jnp.where(last == 4, logits + 1, logits)

@@ -1,4 +1,4 @@
-"""Topologies, and what a decoder call makes of them."""
+"""Tree topologies, and decoder calls on them."""
 
 import functools
 
@@ -17,7 +17,7 @@ NUM_ROWS, NUM_NODES, NUM_SLOTS = 3, 7, 16
 
 
 def random_tree(seed: int) -> Tree:
-    """Another topology in each row, some nodes padding."""
+    """A different topology in each row, some nodes padding."""
     rng = np.random.default_rng(seed)
     parents = np.array([[rng.integers(0, i + 1) for i in range(NUM_NODES)] for _ in range(NUM_ROWS)])
     valid = rng.random((NUM_ROWS, NUM_NODES)) < 0.8
@@ -47,7 +47,7 @@ def test_ancestors_and_depths_equal_those_found_by_walking_up(seed):
             assert depths[row, position] == len(path) - 1
 
 
-def test_branching_makes_the_tree_it_says():
+def test_from_branching_gives_parents_and_depths():
     """The root's two children, then two children each, then one each."""
     topology = tree.from_branching((2, 2, 1), 2)
     assert topology.parents.tolist() == [[0, 0, 1, 1, 2, 2, 3, 4, 5, 6]] * 2
@@ -124,7 +124,7 @@ def test_tree_logits_equal_sequential_decoding_along_each_path(network, seed):
 
 
 def test_tree_fed_level_by_level_equals_one_call(network):
-    """As a draft model of trees does."""
+    """As `ModelTreeDrafter` calls it."""
     topology = tree.from_branching((2, 2), NUM_ROWS)
     cache = prefilled(network)
     start, tokens = cache.length, jnp.asarray(TOKENS[:, :7])
@@ -139,7 +139,7 @@ def test_tree_fed_level_by_level_equals_one_call(network):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cache_keeps_exactly_the_accepted_path(network, seed):
-    """What follows equals plain decoding of the path; earlier slots stay bit-identical."""
+    """Later logits equal autoregressive decoding of the path; earlier slots stay bit-exact."""
     topology = random_tree(seed)
     cache = prefilled(network)
     root = cache.length

@@ -1,4 +1,4 @@
-"""Files are there whole or not at all."""
+"""Files are written completely or not at all."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_files_are_replaced_together(tmp_path):
     assert set(tmp_path.iterdir()) == {weights, config}
 
 
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
+def test_write_whole_keeps_the_old_files_if_a_writer_fails(tmp_path):
     weights, config = tmp_path / "weights", tmp_path / "config"
     weights.write_text("old")
 

@@ -118,7 +118,7 @@ class Module:
         return cls({name: tuple(found) for name, found in computations.items()}, entry)
 
     def rounds(self, program: str) -> Loop:
-        """Returns the loop over rounds of one program: "sampled" or "greedy".
+        """Returns the loop over rounds: "sampled" or "greedy"; a request of concrete options has one of them.
 
         Raises:
           ValueError: the compiled program has no such loop.

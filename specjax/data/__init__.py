@@ -1,4 +1,4 @@
-"""Tasks to padded batches: the names of the files below, and nothing else."""
+"""From tasks to padded batches: the public API of the modules below."""
 
 from specjax.data.batches import (
     SOURCE_BUCKETS,

@@ -1,4 +1,4 @@
-"""Tokenised pairs, and the padded batches that training feeds on.
+"""Tokenised pairs, and padded batches for training.
 
 Axes: B rows, S source length, N target length.
 """
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids, those of targets with the end token
+Encode = Callable[[Sequence[str]], list[list[int]]]  # texts -> ids; targets end with the end token
 Shape = tuple[int, int]  # (S, N) of a batch
-SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # values of S for what is decoded
+SOURCE_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # values of S for decoding
 WINDOW = 32  # batches whose pairs are sorted by length together
 
 
@@ -52,8 +52,8 @@ def tokenize(
 ) -> list[Pair]:
     """Encodes text pairs and drops those with an empty side or more ids than the `largest` shape holds.
 
-    With `truncate_sources`, long sources are cut instead, and an end token is kept: what ends targets.
-    `encode_targets` is for tokenizers that end no text, or begin each (Gemma's); None: `encode`.
+    With `truncate_sources`, long sources are truncated instead, and keep an end token if they have one.
+    `encode_targets` is for tokenizers without an end token or with a start token (Gemma's); None: `encode`.
     """
     max_source, max_target = largest
     sources = encode([source for source, _ in pairs])
@@ -69,12 +69,12 @@ def tokenize(
 
 
 def truncate(ids: Sequence[int], limit: int) -> list[int]:
-    """At most `limit` ids, the last one (the end token) kept."""
+    """Returns at most `limit` ids; keeps the last one, the end token."""
     return [*ids] if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 def pad(rows: Sequence[Sequence[int]], width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Pads id lists to `[B, width] int32`; beside it the mask `[B, width] bool` of real ids."""
+    """Returns id lists padded to `[B, width] int32`, and the mask `[B, width] bool` of real ids."""
     ids = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), bool)
     for i, row in enumerate(rows):
@@ -84,19 +84,19 @@ def pad(rows: Sequence[Sequence[int]], width: int, pad_id: int = 0) -> tuple[np.
 
 
 def bucket(length: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `length`.
+    """Returns the smallest bucket of at least `length`.
 
     Raises:
-      ValueError: none does.
+      ValueError: `length` exceeds the largest bucket.
     """
     for size in sorted(buckets):
         if length <= size:
             return size
-    raise ValueError(f"length {length} is over the largest bucket {max(buckets)}")
+    raise ValueError(f"`length` must be at most the largest bucket, {max(buckets)}, got {length}")
 
 
 def source_buckets(longest: int) -> tuple[int, ...]:
-    """Values of S for sources of up to `longest` ids: `SOURCE_BUCKETS`, which go on doubling."""
+    """Returns the values of S for up to `longest` ids: `SOURCE_BUCKETS`, then doublings of the last."""
     sizes = [*SOURCE_BUCKETS]
     while sizes[-1] < longest:
         sizes.append(2 * sizes[-1])
@@ -104,16 +104,19 @@ def source_buckets(longest: int) -> tuple[int, ...]:
 
 
 def shape_for(pairs: Sequence[Pair], shapes: Sequence[Shape]) -> Shape:
-    """The first of the growing `shapes` that holds all pairs.
+    """Returns the first of the growing `shapes` that fits all pairs.
 
     Raises:
-      ValueError: none does.
+      ValueError: no shape does.
     """
     num_source, num_target = (max(len(p.source) for p in pairs), max(len(p.target) for p in pairs))
     for s, n in shapes:
         if num_source <= s and num_target <= n:
             return s, n
-    raise ValueError(f"a pair of {num_source} and {num_target} ids is over the largest shape {shapes[-1]}")
+    raise ValueError(
+        f"`pairs` must fit the largest shape, {shapes[-1]}, got {num_source} source and {num_target} "
+        "target ids"
+    )
 
 
 def make_batch(pairs: Sequence[Pair], shape: Shape) -> Batch:
@@ -124,7 +127,7 @@ def make_batch(pairs: Sequence[Pair], shape: Shape) -> Batch:
 
 
 def alike(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape]) -> list[list[int]]:
-    """Indices of pairs in batches of similar length, so that little is padded; the rest is dropped."""
+    """Returns batches of indices of pairs of similar length; drops an incomplete batch."""
     order = sorted(range(len(pairs)), key=lambda i: (shape_for([pairs[i]], shapes), pairs[i].length))
     return [order[cut : cut + batch_size] for cut in range(0, len(pairs) - batch_size + 1, batch_size)]
 
@@ -132,10 +135,10 @@ def alike(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape]) -> li
 def epoch(
     pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape], seed: int, number: int
 ) -> list[list[int]]:
-    """The batches of one epoch as indices, a pure function of its arguments.
+    """Returns the batches of one epoch as indices, a pure function of its arguments.
 
-    Pairs are shuffled, put beside those alike within windows of `WINDOW` batches, and the batches are
-    shuffled again. A last, incomplete batch is dropped.
+    Pairs are shuffled, sorted by length within windows of `WINDOW` batches, and cut into batches, which are
+    shuffled. An incomplete last batch is dropped.
     """
     random = np.random.default_rng((seed, number))
     order = random.permutation(len(pairs))
@@ -150,13 +153,13 @@ def epoch(
 def training_rows(
     pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape], seed: int, start_step: int = 0
 ) -> Iterator[list[int]]:
-    """Endless indices of batches; those of step n are the same wherever the iteration starts.
+    """Yields batches of indices without end; those of step n do not depend on `start_step`.
 
     Raises:
-      ValueError: fewer pairs than one batch.
+      ValueError: fewer pairs than `batch_size`.
     """
     if len(pairs) < batch_size:
-        raise ValueError(f"batch_size={batch_size}, but there are only {len(pairs)} pairs")
+        raise ValueError(f"`batch_size` must be at most the number of pairs, {len(pairs)}, got {batch_size}")
     steps_per_epoch = len(epoch(pairs, batch_size, shapes, seed, 0))
     number, skip = divmod(start_step, steps_per_epoch)
     while True:
@@ -165,7 +168,7 @@ def training_rows(
 
 
 def evaluation_batches(pairs: Sequence[Pair], batch_size: int, shapes: Sequence[Shape]) -> list[Batch]:
-    """All pairs once, the short ones first, so that little is padded."""
+    """Returns batches with every pair once, sorted by length to limit padding."""
     ordered = sorted(pairs, key=lambda pair: (shape_for([pair], shapes), pair.length))
     chunks = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
     return [make_batch(chunk, shape_for(chunk, shapes)) for chunk in chunks]

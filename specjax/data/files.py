@@ -10,27 +10,27 @@ from typing import Any, TypeVar
 
 Example = Mapping[str, Any]  # field -> value, of one example
 T = TypeVar("T")
-_GZIP = b"\x1f\x8b"  # how a gzip file begins
+_GZIP = b"\x1f\x8b"  # the magic number of a gzip file
 
 
 def read_lines(path: str | pathlib.Path) -> list[str]:
-    """Lines of a text file, `.gz` or plain, without their line ends.
+    """Returns the lines of a text file, `.gz` or plain, without their line ends.
 
-    A line ends with a line feed, a carriage return or both, as in Python's text files. Corpora hold other
+    A line ends with a line feed, a carriage return or both, as in Python's text files. Corpora contain other
     separators (U+2028, U+0085) inside sentences; splitting there would misalign parallel files.
 
     Raises:
-      FileNotFoundError, ValueError: as of `read_text`.
+      FileNotFoundError, ValueError: see `read_text`.
     """
     return split_lines(read_text(path))
 
 
 def read_text(path: str | pathlib.Path) -> str:
-    """The text of a file, `.gz` or plain; see `decode_text`.
+    """Returns the text of a file, `.gz` or plain; see `decode_text`.
 
     Raises:
-      FileNotFoundError: neither `path` nor `path.gz` exists; both are named.
-      ValueError: it is no text in UTF-8, or a `.gz` that is no gzip file or damaged.
+      FileNotFoundError: neither `path` nor `path.gz` exists; the message has both.
+      ValueError: the file is not UTF-8 text, or is a `.gz` that is damaged or not a gzip file.
     """
     path = pathlib.Path(path)
     if path.is_dir():
@@ -46,10 +46,10 @@ def read_text(path: str | pathlib.Path) -> str:
 
 
 def decode_text(content: bytes, name: str) -> str:
-    """The text of bytes in UTF-8, gzipped or not; a byte order mark is left out.
+    """Returns the text of UTF-8 bytes, gzipped or not, without a byte order mark.
 
     Raises:
-      ValueError: they are something else; `name` and the line are named.
+      ValueError: invalid bytes; the message has `name` and the line.
     """
     if content.startswith(_GZIP):
         try:
@@ -72,16 +72,16 @@ def decode_text(content: bytes, name: str) -> str:
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines of a text, as `read_lines` has them."""
+    """Returns the lines of a text; see `read_lines`."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def read_pairs(source: str | pathlib.Path, target: str | pathlib.Path) -> list[tuple[str, str]]:
-    """Aligned lines of two text files.
+    """Returns the aligned lines of two text files.
 
     Raises:
-      ValueError: the files differ in length; both counts are named.
+      ValueError: the files differ in their number of lines; the message has both.
     """
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
@@ -93,11 +93,11 @@ def read_pairs(source: str | pathlib.Path, target: str | pathlib.Path) -> list[t
 
 
 def read_jsonl(path: str | pathlib.Path, convert: Callable[[Example], T]) -> list[T]:
-    """`convert` of each JSON object of a file that holds one a line; empty lines are skipped.
+    """Returns `convert` of each object of a JSON lines file; skips empty lines.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: a line is no JSON object, or `convert` raises ValueError; file and line are named.
+      FileNotFoundError: the file is missing.
+      ValueError: a line is not a JSON object, or `convert` raises ValueError; the message has file and line.
     """
     converted = []
     for number, line in enumerate(read_lines(path), 1):
@@ -106,7 +106,7 @@ def read_jsonl(path: str | pathlib.Path, convert: Callable[[Example], T]) -> lis
         try:
             example = json.loads(line)
             if not isinstance(example, dict):
-                raise ValueError(f"a JSON object is needed, not {line[:40]!r}")
+                raise ValueError(f"must be a JSON object, got {line[:40]!r}")
             converted.append(convert(example))
         except ValueError as error:  # json.JSONDecodeError is one
             raise ValueError(f"{path}, line {number}: {error}") from error

@@ -1,4 +1,4 @@
-"""Datasets of tensorflow-datasets: reading one that is prepared, and preparing it.
+"""Preparing and reading datasets of tensorflow-datasets.
 
 Reading array_record files needs no TensorFlow. Preparing does, since tensorflow-datasets unpacks
 archives with it; a folder that was prepared elsewhere may be copied.
@@ -21,9 +21,9 @@ class Dataset:
 
     Attributes:
       name: with config and version, as in `wmt14_translate/de-en:1.0.0`.
-      module: the module that registers it. By name alone it may not be found: an optional package
-        that is missing stops the registration of all older datasets, without a word.
-      needs: the packages without which it cannot be prepared.
+      module: the module that registers it, imported explicitly: a missing optional package silently
+        stops the registration of all older datasets.
+      needs: the packages that preparing it requires.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Dataset:
     needs: tuple[str, ...] = ("tensorflow",)
 
     def folder(self, data_dir: str | pathlib.Path) -> pathlib.Path:
-        """Where tensorflow-datasets keeps it below `data_dir`."""
+        """Returns the folder of tensorflow-datasets for it, below `data_dir`."""
         return pathlib.Path(data_dir) / self.name.replace(":", "/")
 
     def is_prepared(self, data_dir: str | pathlib.Path) -> bool:
@@ -39,7 +39,7 @@ class Dataset:
 
 
 def hide_gpus_from_tensorflow() -> None:
-    """Keeps TensorFlow, where it is installed, from taking the memory of the GPUs that JAX uses."""
+    """Keeps TensorFlow, if installed, from allocating memory on the GPUs that JAX uses."""
     try:
         import tensorflow
     except ImportError:
@@ -48,7 +48,7 @@ def hide_gpus_from_tensorflow() -> None:
 
 
 def _tensorflow_datasets():
-    """The package, GPUs hidden: the only place that imports it."""
+    """Returns the package, with GPUs hidden; nothing else imports it."""
     hide_gpus_from_tensorflow()
     try:
         import tensorflow_datasets
@@ -61,14 +61,14 @@ def _tensorflow_datasets():
 
 
 def read(dataset: Dataset, data_dir: str | pathlib.Path, split: str) -> Sequence[Example]:
-    """A prepared split, read from disk as it is indexed; text fields are UTF-8 bytes.
+    """Returns a prepared split, read from disk when indexed; text fields are UTF-8 bytes.
 
     Args:
-      split: as tensorflow-datasets writes it, such as `train` or `validation[:100]`.
+      split: in the syntax of tensorflow-datasets, such as `train` or `validation[:100]`.
 
     Raises:
       ImportError: tensorflow-datasets is missing; the remedy is named.
-      ValueError: the folder was prepared in a format without random access, or has no such split.
+      ValueError: the folder was prepared in a format without random access, or the split is unknown.
     """
     folder = dataset.folder(data_dir)
     builder = _tensorflow_datasets().builder_from_directory(folder)
@@ -82,18 +82,18 @@ def read(dataset: Dataset, data_dir: str | pathlib.Path, split: str) -> Sequence
 
 
 def prepare(dataset: Dataset, data_dir: str | pathlib.Path, alternative: str) -> None:
-    """Downloads a dataset and writes it as array_record files, unless it is there already.
+    """Downloads a dataset and writes it as array_record files, unless it is already prepared.
 
-    tensorflow-datasets retries a download ten times with growing pauses, three minutes in all
-    before it gives up where there is no network. What was downloaded completely stays in
-    `data_dir/downloads` for the next try; what was not is removed.
+    tensorflow-datasets retries a download ten times with growing pauses; without a network it fails
+    after three minutes. Complete downloads stay in `data_dir/downloads` for the next try; incomplete
+    ones are removed.
 
     Args:
-      alternative: a sentence for error messages: how else to get the data.
+      alternative: a sentence for error messages on other ways to get the data.
 
     Raises:
       ImportError: a package that preparing needs is missing; the remedy is named.
-      RuntimeError: the download or the conversion failed; dataset, cause and alternative are named.
+      RuntimeError: the download or the conversion failed; the message has dataset, cause and alternative.
     """
     if dataset.is_prepared(data_dir):
         return
@@ -117,7 +117,7 @@ def prepare(dataset: Dataset, data_dir: str | pathlib.Path, alternative: str) ->
 
 @contextlib.contextmanager
 def _failure_explained(dataset: Dataset, downloads: pathlib.Path, alternative: str) -> Iterator[None]:
-    """Removes what a failed download left, an interrupted one included, and says what happened."""
+    """Removes the remains of a failed or interrupted download, and raises an error that states the cause."""
     try:
         yield
     except BaseException as error:
@@ -125,17 +125,17 @@ def _failure_explained(dataset: Dataset, downloads: pathlib.Path, alternative: s
         if not isinstance(error, Exception):
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
-        # Google Drive answers with a page that asks for a confirmation, which tensorflow-datasets
-        # parses with bs4, or with one that refuses, which it cannot parse.
+        # Google Drive answers with a confirmation page, which tensorflow-datasets parses with bs4, or
+        # with a refusal, which it cannot parse.
         if num_pages or "bs4" in cause or "confirmation link" in cause:
             cause = f"the server sent a web page in place of the data, such as a quota notice ({cause})"
         raise RuntimeError(
-            f"cannot prepare {dataset.name}: {cause}. Nothing unfinished was kept. {alternative}"
+            f"cannot prepare {dataset.name}: {cause}. Incomplete files were removed. {alternative}"
         ) from error
 
 
 def _remove_partial(downloads: pathlib.Path) -> int:
-    """Removes unfinished downloads and web pages that were saved as data; how many were pages."""
+    """Removes incomplete downloads and web pages saved as data; returns the number of pages."""
     unfinished = [*downloads.glob("*/*.tmp.*/"), *downloads.glob("extracted/incomplete*/")]
     finished = [path for path in downloads.glob("*/*") if path.is_file() and path.suffix != ".INFO"]
     inside = [path for folder in unfinished for path in folder.glob("*") if path.is_file()]

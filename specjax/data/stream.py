@@ -1,8 +1,8 @@
-"""The endless, resumable stream of training batches from text, on grain.
+"""An endless, resumable stream of training batches from text, built on grain.
 
-Order of things: shuffle all pairs by seed and epoch, take this process's share, cut it into windows
-of 32 batches, tokenise a window, sort it by length so that little is padded, cut it into batches,
-shuffle those.
+Steps: shuffle all pairs by seed and epoch, take this process's share, cut it into windows of 32
+batches, tokenise a window, sort it by length to limit padding, cut it into batches, shuffle the
+batches.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from specjax.data.batches import WINDOW, Batch, Encode, Shape, alike, make_batch
 
 
 class Stream:
-    """Iterates over `Batch`es without end; `get_state` and `set_state` keep its position as bytes."""
+    """An endless iterator over `Batch`es; `get_state` and `set_state` save and restore its position."""
 
     def __init__(self, iterator: Iterator[Batch], settings: dict[str, Any]):
         self._iterator: Any = iterator
@@ -30,14 +30,14 @@ class Stream:
         return next(self._iterator)
 
     def get_state(self) -> bytes:
-        """The position after the last batch, for a checkpoint of this process; some 250 bytes."""
+        """Returns the position after the last batch, for a checkpoint of this process; about 250 bytes."""
         return json.dumps({"settings": self._settings, "position": self._iterator.get_state()}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Continues where a stream of the same arguments stood when it gave `state`.
+        """Restores a position that `get_state` returned for a stream with equal arguments.
 
         Raises:
-          ValueError: that stream had other arguments; each is named with both values.
+          ValueError: the arguments differ; the message has both values of each.
         """
         saved = json.loads(state)
         differences = [
@@ -47,15 +47,15 @@ class Stream:
         ]
         if differences:
             raise ValueError(
-                f"the saved position is of another stream: {', '.join(differences)}. "
-                "Resume with the saved values, or start from the beginning"
+                f"`state` must be from a stream with equal arguments, got {', '.join(differences)}; "
+                "resume with the saved values, or start from the beginning"
             )
         self._iterator.set_state(saved["position"])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Batching:
-    """From the text pairs of a window to its batches, a pure function of both arguments."""
+    """The conversion of a window of text pairs to batches, a pure function of its number and texts."""
 
     encode: Encode
     batch_size: int
@@ -90,25 +90,25 @@ def stream(
     process_count: int = 1,
     encode_targets: Encode | None = None,
 ) -> Stream:
-    """Endless training batches of text pairs, each process with a share of its own.
+    """Returns an endless stream of training batches; each process has its own share of the pairs.
 
-    Every epoch has another order, and uses each pair once at most: those that fit no shape, and
-    what a window has left over below a batch, are passed over. Equal arguments give equal streams.
+    Every epoch has a different order and uses each pair at most once: pairs that fit no shape, and the
+    incomplete last batch of a window, are skipped. Equal arguments give equal streams.
 
     Args:
-      texts: such as `load(...).pairs`; indexed, never listed, so it may be larger than memory.
-      encode: texts -> ids. Called on two lists a window.
-      batch_size: pairs a batch, in this process.
+      texts: such as `load(...).pairs`; read by index, so it may be larger than memory.
+      encode: texts -> ids. Called on two lists per window.
+      batch_size: pairs per batch in this process.
       shapes: allowed (S, N), growing in both; a program is compiled for each.
-      seed: of the order.
-      truncate_sources: cuts sources to the largest S, their end token kept; otherwise a pair with a
-        longer one is dropped. Longer targets always are.
+      seed: of the shuffling.
+      truncate_sources: truncates sources to the largest S, keeping their end token; otherwise pairs
+        with longer sources are dropped. Pairs with longer targets are always dropped.
       process_index, process_count: `jax.process_index()` and `jax.process_count()`.
       encode_targets: see `tokenize`.
 
     Raises:
-      ValueError: no such process; too few pairs; shapes that do not grow; more than one shape
-        with more than one process, whose shapes would differ in a step.
+      ValueError: invalid `process_index`; too few pairs; shapes that do not grow; several shapes
+        with several processes, which could then differ in a step.
     """
     _check(len(texts), batch_size, shapes, process_index, process_count)
     window = min(WINDOW * batch_size, len(range(process_index, len(texts), process_count)))
@@ -135,7 +135,7 @@ def _iterate(
         raise ImportError('a stream of batches needs grain: pip install "specjax[data]"') from error
 
     class Unbatch(grain.experimental.FlatMapTransform):
-        """A numbered window to its batches; defined here, since grain is imported here."""
+        """The split of a numbered window into batches; defined here, since grain is imported here."""
 
         max_fan_out = WINDOW
 
@@ -153,15 +153,16 @@ def _check(
     num_pairs: int, batch_size: int, shapes: Sequence[Shape], process_index: int, process_count: int
 ) -> None:
     if not 0 <= process_index < process_count:
-        raise ValueError(f"process_index={process_index} is not below process_count={process_count}")
+        raise ValueError(f"`process_index` must be in 0..{process_count - 1}, got {process_index}")
     if num_pairs // process_count < batch_size:
         raise ValueError(
-            f"batch_size={batch_size}, but there are only {num_pairs} pairs for {process_count} processes"
+            f"`batch_size` must be at most {num_pairs // process_count}, one process's share of {num_pairs} "
+            f"pairs, got {batch_size}"
         )
     if not shapes or any(s > t or n > m for (s, n), (t, m) in itertools.pairwise(shapes)):
-        raise ValueError(f"shapes={list(shapes)}: give shapes (S, N) that grow in both numbers")
+        raise ValueError(f"`shapes` must be (S, N) that grow in both numbers, got {list(shapes)}")
     if process_count > 1 and len(shapes) > 1:
         raise ValueError(
-            f"shapes={list(shapes)} with process_count={process_count}: give one shape, since in a "
-            "step all processes need the same shape"
+            f"`shapes` must be one shape for {process_count} processes, which share the shape of a step, "
+            f"got {list(shapes)}"
         )

@@ -1,6 +1,6 @@
-"""Tasks: where text pairs lie and how T5 is asked for them.
+"""Tasks: where text pairs are stored, and the prefix of their sources.
 
-A task is a declaration in `TASKS`. One's own: `dataclasses.replace(TASKS["text"], source="en", ...)`.
+Tasks are declared in `TASKS`. A custom one: `dataclasses.replace(TASKS["text"], source="en", ...)`.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ TextPair = tuple[str, str]  # source, its prefix included, and target
 
 
 def one_pair(task: "Task", example: Example) -> list[TextPair]:
-    """Source and target are two text fields."""
+    """Returns the source field and the target field as one pair."""
     return [(task.prefix + _field(example, task.source, str), _field(example, task.target, str))]
 
 
 def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[TextPair]:
-    """Each turn of a dialogue but the first, given up to `num_context` turns before it.
+    """Returns each turn of a dialogue but the first as a target, the `num_context` turns before it as source.
 
     Turns are joined by " | ", since T5's tokenizer drops newlines.
     """
@@ -32,7 +32,7 @@ def next_turns(task: "Task", example: Example, num_context: int = 4) -> list[Tex
 
 
 def first_sentence(task: "Task", example: Example) -> list[TextPair]:
-    """The first of each two sentences in a row, given both: a task of copying."""
+    """Returns pairs of two consecutive sentences and the first of them: a copying task."""
     sentences = re.split(r"(?<=[.!?])\s+", _field(example, task.source, str).strip())
     pairs = zip(sentences[::2], sentences[1::2], strict=False)
     return [(f"{task.prefix}{first} {second}", first) for first, second in pairs]
@@ -43,23 +43,23 @@ def _field(example: Example, name: str, kind: type) -> Any:
         raise ValueError(f"field {name!r} is missing; the fields are {', '.join(map(repr, example))}")
     value = example[name].decode() if isinstance(example[name], bytes) else example[name]
     if not isinstance(value, kind):
-        raise ValueError(f"field {name!r} must be a {kind.__name__}, not a {type(value).__name__}")
+        raise ValueError(f"field {name!r} must be {kind.__name__}, got {type(value).__name__}")
     return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One kind of pairs.
+    """A kind of text pairs.
 
     Attributes:
-      prefix: put before each source; T5 was trained to read the task from it.
+      prefix: put before each source; it states the task, as in T5's training.
       source: field of an example, or last part of a text file's name.
-      target: the same of the target.
-      files: split -> glob below the data directory. One that ends in `{}` stands for text files with
-        `source` and `target` in that place; any other for JSON lines. `[a:b]` after it takes some
-        examples; `.gz` is found by itself.
+      target: the same for the target.
+      files: split -> glob below the data directory. A glob that ends in `{}` matches text files, with
+        `source` or `target` in its place; any other matches JSON lines. `[a:b]` after it selects
+        examples; `.gz` files are found as well.
       dataset: of tensorflow-datasets, with the same fields.
-      convert: an example to its pairs.
+      convert: converts an example to its pairs.
       metric: of quality, "bleu" or "rouge".
     """
 
@@ -77,7 +77,7 @@ class Examples:
     """Text pairs and where they came from.
 
     Attributes:
-      pairs: source, its prefix included, and target. A prepared dataset is read as it is indexed.
+      pairs: source, its prefix included, and target. A prepared dataset is read when indexed.
       origin: for the log: the dataset and split, or the files.
     """
 
@@ -99,7 +99,7 @@ _WMT14 = Task(
 
 
 def _english_to_german(**files: str) -> Task:
-    """The WMT task on other files."""
+    """Returns the WMT task with other files."""
     return dataclasses.replace(_WMT14, files=files, dataset=None)
 
 
@@ -129,7 +129,7 @@ TASKS: Mapping[str, Task] = {
         validation="en_de_more/tatoeba.val.{}",
         test="en_de_more/tatoeba.test.{}",
     ),
-    # For training beside others: these have no held-out pairs of their own.
+    # For training in mixtures: these have no held-out splits.
     "europarl_en_de": _english_to_german(train="en_de_more/europarl*.train.{}"),
     "wikipedia_en_de": _english_to_german(train="en_de_more/mlqe_pe.train.{}"),
     "manuals_en_de": _english_to_german(train="en_de_more/docs_msdynamics.train.{}"),
@@ -151,7 +151,7 @@ TASKS: Mapping[str, Task] = {
         ),
         metric="rouge",
     ),
-    # Copying, as a model without pretraining can learn it; no summaries.
+    # A copying task that a model without pretraining can learn; no summaries.
     "cnn_dailymail_lead": Task(
         "", "article", "article", _splits("cnn_dm/SPLIT*.jsonl"), convert=first_sentence
     ),
@@ -163,8 +163,8 @@ TASKS: Mapping[str, Task] = {
         {"train": "dialog/*part1k*.jsonl", "validation": "dialog/*dev*.jsonl", "test": "dialog/*test*.jsonl"},
         convert=next_turns,
     ),
-    # MBPP's own splits are ranges of its tasks, of which 1 to 974 stand in one file. T5's tokenizer
-    # drops newlines and some characters of code; ByT5's keeps all.
+    # MBPP's own splits are ranges of its tasks, 1 to 974 in one file. T5's tokenizer drops newlines and
+    # some characters of code; ByT5's keeps all.
     "mbpp": Task(
         "python: ",
         "text",
@@ -182,25 +182,25 @@ TASKS: Mapping[str, Task] = {
 
 
 def load(task: Task, split: str, data_dir: str | pathlib.Path, *, download: bool = False) -> Examples:
-    """The text pairs of a split.
+    """Returns the text pairs of a split.
 
-    A dataset that tensorflow-datasets has prepared in `data_dir` comes first, then the task's files
-    below `data_dir`.
+    Reads the dataset that tensorflow-datasets prepared in `data_dir`, or else the task's files below
+    `data_dir`.
 
     Args:
       split: such as `test`, `validation[:100]` or `train+validation[200:]`.
-      data_dir: where datasets and files lie.
-      download: prepares the dataset first if it is not (hours for WMT14), never takes the files.
+      data_dir: the directory of datasets and files.
+      download: prepares the dataset first if needed (hours for WMT14), and never reads the files.
 
     Raises:
-      FileNotFoundError: neither is there; each place that was looked at is named.
+      FileNotFoundError: both are missing; the message has each place searched.
       ValueError: an unknown split; files that differ in length; a missing field.
       ImportError, RuntimeError: from preparing, see `prepared.prepare`.
     """
     root, dataset = pathlib.Path(data_dir), task.dataset
     if download:
         if dataset is None:
-            raise ValueError("download=True, but this task has no dataset to download: use its files")
+            raise ValueError("`download` must be False for a task without a dataset, got True; use its files")
         prepared.prepare(dataset, root, f"Alternatives: {_alternatives(task, root)}.")
     if dataset and dataset.is_prepared(root):
         view = _View(task, prepared.read(dataset, root, split))
@@ -211,10 +211,10 @@ def load(task: Task, split: str, data_dir: str | pathlib.Path, *, download: bool
 
 
 def _alternatives(task: Task, root: pathlib.Path) -> str:
-    """How to supply the files of a task, as a clause."""
+    """Returns how to supply the files of a task, as a clause."""
     files = ", ".join(f"{root / pattern}" for pattern in task.files.values())
     if any("{}" in pattern for pattern in task.files.values()):
-        return f"text files, line n for line n, with {{}} = {task.source} and {task.target}: {files}"
+        return f"line-aligned text files with {{}} = {task.source} and {task.target}: {files}"
     return (
         f"JSON lines with the fields {task.source!r} and {task.target!r}, "
         f"exported from the Hugging Face hub for instance: {files}"
@@ -222,12 +222,12 @@ def _alternatives(task: Task, root: pathlib.Path) -> str:
 
 
 def _read_part(task: Task, root: pathlib.Path, part: str) -> tuple[list[TextPair], list[str]]:
-    """Pairs of one summand of a split, and the names of their files."""
+    """Returns the pairs of one term of a split, and the names of their files."""
     name, cut = _cut(part)
     if name not in task.files:
         raise ValueError(
-            f"split={part!r} is unknown: give one of {', '.join(task.files)}, "
-            "with [a:b] after it for some examples and + between two"
+            f"`split` must be one of {', '.join(task.files)}, or several joined by +, each with an "
+            f"optional [a:b], got {part!r}"
         )
     pattern, cut_of_file = _cut(task.files[name])
     paths = list(_find(root, pattern.replace("{}", task.source)))
@@ -249,13 +249,13 @@ def _read_file(task: Task, path: pathlib.Path, is_text: bool) -> list[TextPair]:
 
 
 def _find(root: pathlib.Path, pattern: str) -> Iterator[pathlib.Path]:
-    """Sorted files that match, a `.gz` ending left out (`read_lines` finds it)."""
+    """Yields the matching files, sorted, without the `.gz` suffix (`read_lines` finds it)."""
     found = [*root.glob(pattern), *root.glob(pattern + ".gz")]
     yield from sorted({path.with_name(path.name.removesuffix(".gz")) for path in found})
 
 
 def _cut(text: str) -> tuple[str, slice]:
-    """`train[:9]` -> "train", slice(None, 9); without brackets, the slice of everything."""
+    """Splits `train[:9]` into "train" and slice(None, 9); without brackets, the slice is full."""
     match = re.fullmatch(r"(.*?)\[(-?\d*):(-?\d*)\]", text)
     if match is None:
         return text, slice(None)
@@ -265,7 +265,7 @@ def _cut(text: str) -> tuple[str, slice]:
 
 @dataclasses.dataclass(frozen=True)
 class _View(Sequence):
-    """Pairs of a prepared split, converted when they are indexed."""
+    """The pairs of a prepared split, converted when indexed."""
 
     task: Task
     examples: Sequence[Example]

@@ -1,26 +1,26 @@
-"""Training of a tokenizer: SentencePiece's unigram pieces, and bytes for what they cannot spell."""
+"""Training of a tokenizer: a SentencePiece unigram model with byte fallback."""
 
 import pathlib
 import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-# Vocabularies of this size have room for the 256 bytes, from which any character can be spelt.
+# From this size on, the vocabulary includes the 256 bytes, which encode any character.
 MIN_SIZE_WITH_BYTES = 1024
 
 
 def load_or_train_tokenizer(
     directory: str | pathlib.Path, lines: Iterable[str], vocab_size: int | None
 ) -> Any:
-    """Returns the tokenizer in `directory`; when there is none, makes one and writes it there.
+    """Returns the tokenizer in `directory`; if it is missing, makes one and writes it there.
 
-    Pad is 0, end 1 and unknown 2, as T5 has them. Text is neither normalised nor trimmed: repeated spaces
-    survive a round trip (a blank in front does not), with room for bytes newlines and rare characters too.
+    Pad is 0, end 1 and unknown 2, as in T5. Text is neither normalised nor trimmed: repeated spaces survive a
+    round trip (a leading space does not); with byte fallback, newlines and rare characters do too.
 
     Args:
       lines: text to train a unigram model on, without sentinels.
-      vocab_size: of it, at least `MIN_SIZE_WITH_BYTES` to spell rare characters in bytes; None:
-        ByT5's tokenizer of bytes, which needs no training.
+      vocab_size: with byte fallback from `MIN_SIZE_WITH_BYTES` on; None: ByT5's byte tokenizer, which
+        needs no training.
     """
     import transformers
 
@@ -57,7 +57,7 @@ def _train(lines: Iterable[str], vocab_size: int) -> Any:
         )
         trained = sentencepiece.SentencePieceProcessor(model_file=f"{scratch}/spiece.model")
     pieces = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(len(trained))]
-    # transformers.T5Tokenizer splits at white space and drops it, so the pieces get a pipeline of their own.
+    # transformers.T5Tokenizer splits at white space and drops it, so the pieces need another pipeline.
     pipeline = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=spells_bytes))
     pipeline.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     pipeline.decoder = decoders.Sequence(

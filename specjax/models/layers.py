@@ -112,6 +112,47 @@ def unit(x: jax.Array, epsilon: float) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + epsilon)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
+def product(axes: str, x: jax.Array, kernel: jax.Array, precision: Any, dtype: Any) -> jax.Array:
+    """Multiplies activations by a kernel: `einsum(axes, x, kernel)` in `dtype`.
+
+    Its gradients are products in the dtype of `x` with sums in float32, as on a TPU's matrix unit. Without
+    this, gradients of bfloat16 products are products of float32, half as fast on CPUs and slower still on
+    accelerators.
+
+    Args:
+      axes: einsum's subscripts; each index stands in two of the three terms.
+      x: activations in the compute dtype.
+      kernel: of any float dtype; it is converted to that of `x`.
+      precision: `jax.lax.Precision` or None.
+      dtype: of the result.
+    """
+    kernel = kernel.astype(x.dtype)
+    return jnp.einsum(axes, x, kernel, precision=precision, preferred_element_type=dtype)
+
+
+def _product_and_inputs(
+    axes: str, x: jax.Array, kernel: jax.Array, precision: Any, dtype: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    # Sums in float32 that are then rounded: twice as fast on a CPU as sums that it has to round itself.
+    return product(axes, x, kernel, precision, jnp.float32).astype(dtype), (x, kernel)
+
+
+def _product_gradients(
+    axes: str, precision: Any, dtype: Any, inputs: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = inputs
+    terms, of_result = axes.split("->")
+    of_x, of_kernel = terms.split(",")
+    gradient = gradient.astype(x.dtype)
+    to_x = product(f"{of_result},{of_kernel}->{of_x}", gradient, kernel, precision, jnp.float32)
+    to_kernel = product(f"{of_x},{of_result}->{of_kernel}", x, gradient, precision, jnp.float32)
+    return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
+
+
+product.defvjp(_product_and_inputs, _product_gradients)
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation, without mean or bias (T5's layer norm)."""
 
@@ -141,7 +182,7 @@ class Attention(nn.Module):
         self.o = self.param("o", normal(width**-0.5), (c.num_heads, c.d_kv, c.d_model))
 
     def _project(self, x: jax.Array, kernel: jax.Array, axes: str) -> jax.Array:
-        return jnp.einsum(axes, x, kernel.astype(x.dtype), precision=self.config.precision)
+        return product(axes, x, kernel, self.config.precision, x.dtype)
 
     def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps `[B, S, M]` to keys and values `[B, S, H, D]`."""
@@ -155,13 +196,8 @@ class Attention(nn.Module):
         context = attend(queries, keys, values, bias, visible, self.config.precision)
         # Heads are merged first: contracted as two axes, the compiler would transpose the kernel.
         context = context.reshape(*context.shape[:2], -1)
-        return jnp.einsum(
-            "bnf,fm->bnm",
-            context,
-            self.o.reshape(context.shape[-1], -1).astype(context.dtype),
-            precision=self.config.precision,
-            preferred_element_type=jnp.float32,
-        )
+        out = self.o.reshape(context.shape[-1], -1)
+        return product("bnf,fm->bnm", context, out, self.config.precision, jnp.float32)
 
 
 class FeedForward(nn.Module):
@@ -177,19 +213,13 @@ class FeedForward(nn.Module):
 
         def widen(name: str) -> jax.Array:
             kernel = self.param(name, init_in, (c.d_model, c.d_ff))
-            return jnp.einsum("bnm,mf->bnf", x, kernel.astype(x.dtype), precision=c.precision)
+            return product("bnm,mf->bnf", x, kernel, c.precision, x.dtype)
 
         activation = ACTIVATIONS[c.activation or ("gelu_new" if c.gated else "relu")]
         hidden = activation(widen("wi_0")) * widen("wi_1") if c.gated else activation(widen("wi"))
         hidden = Dropout(c.dropout_rate)(hidden, deterministic=deterministic)
         wo = self.param("wo", init_out, (c.d_ff, c.d_model))
-        return jnp.einsum(
-            "bnf,fm->bnm",
-            hidden,
-            wo.astype(x.dtype),
-            precision=c.precision,
-            preferred_element_type=jnp.float32,
-        )
+        return product("bnf,fm->bnm", hidden, wo, c.precision, jnp.float32)
 
 
 class RelativeBias(nn.Module):

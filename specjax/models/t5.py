@@ -23,6 +23,7 @@ from specjax.models.layers import (
     RMSNorm,
     biases,
     empty_cache,
+    product,
     run_decoder,
     unit,
 )
@@ -136,13 +137,7 @@ class T5(nn.Module):
         if c.scale_logits:
             features = features * jnp.asarray(c.d_model**-0.5, features.dtype)
         axes, kernel = ("bnm,vm->bnv", self.embedding) if c.tied_head else ("bnm,mv->bnv", self.head)
-        return jnp.einsum(
-            axes,
-            features,
-            kernel.astype(features.dtype),
-            precision=c.precision,
-            preferred_element_type=jnp.float32,
-        )
+        return product(axes, features, kernel, c.precision, jnp.float32)
 
     def __call__(
         self,

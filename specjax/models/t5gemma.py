@@ -22,7 +22,7 @@ from flax import struct
 from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import Cache
-from specjax.models.layers import MASKED, Dropout, FeedForward, to_cache_axes, unit
+from specjax.models.layers import MASKED, Dropout, FeedForward, product, to_cache_axes, unit
 from specjax.models.t5 import T5Network
 from specjax.models.t5gemma_config import PRESETS, StackConfig, T5GemmaConfig
 from specjax.types import Layout
@@ -172,7 +172,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(s.layer_norm_epsilon, self.config.dtype)
 
     def _project(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jnp.einsum("bnm,mhd->bnhd", x, kernel.astype(x.dtype), precision=self.config.precision)
+        return product("bnm,mhd->bnhd", x, kernel, self.config.precision, x.dtype)
 
     def keys_values(self, x: jax.Array, rotation: Rotation | None = None) -> tuple[jax.Array, jax.Array]:
         """Maps `[B, S, M]` to keys and values `[B, S, E, D]`, the keys rotated by `rotation`."""
@@ -191,13 +191,8 @@ class Attention(nn.Module):
         context = attend(queries, parts, cap, self.config.precision)
         # Heads are merged first: contracted as two axes, the compiler would transpose the kernel.
         context = context.reshape(*context.shape[:2], -1)
-        return jnp.einsum(
-            "bnf,fm->bnm",
-            context,
-            self.o.reshape(context.shape[-1], -1).astype(context.dtype),
-            precision=self.config.precision,
-            preferred_element_type=jnp.float32,
-        )
+        out = self.o.reshape(context.shape[-1], -1)
+        return product("bnf,fm->bnm", context, out, self.config.precision, jnp.float32)
 
 
 class _Sublayers(nn.Module):
@@ -403,13 +398,7 @@ class T5Gemma(nn.Module):
         """Maps features `[B, N, M]` to logits `[B, N, V] float32`."""
         c = self.config
         axes, kernel = ("bnm,vm->bnv", self.embedding) if c.tied_head else ("bnm,mv->bnv", self.head)
-        logits = jnp.einsum(
-            axes,
-            features,
-            kernel.astype(features.dtype),
-            precision=c.precision,
-            preferred_element_type=jnp.float32,
-        )
+        logits = product(axes, features, kernel, c.precision, jnp.float32)
         return logits if c.logit_cap is None else c.logit_cap * jnp.tanh(logits / c.logit_cap)
 
     def __call__(

@@ -1,11 +1,11 @@
 """Training checkpoints (orbax): the whole training state, written beside a running step.
 
     DIRECTORY/400/state/         orbax's files
-    DIRECTORY/400/note.json      what the caller adds: where the data stood, the best result
+    DIRECTORY/400/note.json      what the caller adds: the position in the data, the best result
     DIRECTORY/400/manifest.json  size and SHA-256 of every file, shape and dtype of every array
 
 A checkpoint is complete or absent: all of it is written below `.partial-400`, the manifest last,
-and then the folder is renamed. The manifest is needed because orbax loads a flipped byte silently.
+and then the folder is renamed. The manifest has checksums because orbax loads a flipped byte silently.
 """
 
 import concurrent.futures
@@ -33,13 +33,13 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one process: the newest `num_kept`, and those asked for.
+    """The checkpoints of one run in one process: the newest `num_kept`, and those that `save` is to keep.
 
     Args:
-      directory: of all of them; made absolute, created when missing.
+      directory: of all checkpoints; made absolute, created if missing.
 
     Raises:
-      OSError: it cannot be written to.
+      OSError: `directory` is not writable.
     """
 
     def __init__(self, directory: str | os.PathLike[str], num_kept: int = 2):
@@ -66,17 +66,17 @@ class Checkpoints:
         return max(self.steps, default=None)
 
     def save(self, step: int, state: Any, note: Any = None, keep: Iterable[int] = ()) -> None:
-        """Starts writing in the background; a step that exists already is left as it is.
+        """Starts writing in the background; an existing step is left unchanged.
 
-        The arrays are copied before this returns: they may be donated. Waits for the write before.
+        Waits for the previous write. The arrays are copied before this returns, so they may be donated.
 
         Args:
           state: a pytree of arrays.
-          note: JSON with `bytes` allowed anywhere: the position in the data, for instance.
-          keep: steps not to delete, besides the newest.
+          note: JSON that may contain `bytes`, such as the position in the data.
+          keep: steps to keep besides the newest.
 
         Raises:
-          OSError or whatever else made the write before this one fail.
+          The error of the previous write if it failed, such as an OSError.
         """
         self.wait()
         if step in self.steps:
@@ -90,26 +90,26 @@ class Checkpoints:
         self._writing = self._executor.submit(self._finish, step, _leaves(state), response, {*keep})
 
     def _finish(self, step: int, leaves: dict[str, str], response: Any, keep: set[int]) -> None:
-        """Completes a save in the background: manifest, rename, delete what is too old."""
+        """Completes a save in the background: writes the manifest, renames, deletes old checkpoints."""
         response.result()
         partial = self.directory / f"{PARTIAL}{step}"
         write_manifest(partial, step, leaves)
         commit(partial, self.directory / str(step))
         for old in {*self.steps[: -self._num_kept]} - keep:
-            away = self.directory / f"{PARTIAL}{old}"  # a deletion that is cut short leaves no half
+            away = self.directory / f"{PARTIAL}{old}"  # an interrupted deletion leaves no partial step
             os.rename(self.directory / str(old), away)
             shutil.rmtree(away)
 
     def restore(self, like: Any, step: int | None = None) -> Restored:
-        """Reads one checkpoint, checked, in the structure, types and shardings of `like`.
+        """Reads and verifies one checkpoint; returns it in the structure, types and shardings of `like`.
 
         Args:
           like: arrays or `jax.ShapeDtypeStruct`s with shardings, which may differ from those saved.
           step: None: the newest.
 
         Raises:
-          ValueError: it is missing, damaged, not written by this class, or holds other arrays than
-            `like`; the file and the remedy are named.
+          ValueError: it is missing, damaged, not written by this class, or its arrays differ from those
+            of `like`; the message has the file and the remedy.
         """
         self.wait()
         step = self.latest_step if step is None else step
@@ -124,13 +124,13 @@ class Checkpoints:
         return Restored(ocp.load(folder / STATE, abstract), note)
 
     def wait(self) -> None:
-        """Waits for the write in flight, and raises what made it fail."""
+        """Waits for the write in flight, and raises its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """Waits as `wait` does; then nothing more can be saved."""
+        """Waits as `wait` does; `save` is invalid afterwards."""
         try:
             self.wait()
         finally:
@@ -138,23 +138,23 @@ class Checkpoints:
 
 
 def write_manifest(folder: pathlib.Path, step: int, leaves: dict[str, str]) -> None:
-    """Writes size and SHA-256 of every file below `folder`, and what arrays the files hold."""
+    """Writes size and SHA-256 of every file below `folder`, and dtype and shape of every array."""
     files = {str(p.relative_to(folder)): _digest(p) for p in sorted(folder.rglob("*")) if p.is_file()}
     content = {"format": FORMAT, "step": step, "files": files, "leaves": leaves}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def commit(partial: pathlib.Path, final: pathlib.Path) -> None:
-    """Makes a checkpoint complete, in one atomic step."""
+    """Makes a checkpoint complete by an atomic rename."""
     os.rename(partial, final)
 
 
 def read_manifest(folder: pathlib.Path, remedy: str) -> dict[str, Any]:
-    """Returns the manifest, once every file was found to be as it was written.
+    """Returns the manifest after verifying every file against it.
 
     Raises:
-      ValueError: a file is missing, of another size or content, or the manifest is not one of
-        this format; it ends with `remedy`.
+      ValueError: a file is missing or differs in size or content, or the manifest is invalid; the
+        message ends with `remedy`.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -166,7 +166,7 @@ def read_manifest(folder: pathlib.Path, remedy: str) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not of the format {FORMAT!r}: {remedy}")
     if manifest.get("step") != int(folder.name):
-        raise ValueError(f"{path} states step {manifest.get('step')}: {remedy}")
+        raise ValueError(f"{path} must state step {folder.name}, got {manifest.get('step')}: {remedy}")
     for name, written in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -179,24 +179,24 @@ def read_manifest(folder: pathlib.Path, remedy: str) -> dict[str, Any]:
     return manifest
 
 
-def _check_leaves(folder: pathlib.Path, manifest: dict[str, Any], wanted: dict[str, str]) -> None:
+def _check_leaves(folder: pathlib.Path, manifest: dict[str, Any], expected: dict[str, str]) -> None:
     held = manifest["leaves"]
-    for name in sorted(held.keys() | wanted.keys()):
-        if held.get(name) != wanted.get(name):
+    for name in sorted(held.keys() | expected.keys()):
+        if held.get(name) != expected.get(name):
             raise ValueError(
-                f"{folder} holds {held.get(name, 'nothing')} as {name}, not {wanted.get(name, 'nothing')}: "
+                f"{folder} holds {held.get(name, 'nothing')} as {name}, not {expected.get(name, 'nothing')}: "
                 "train with the model and the optimizer that wrote it, or choose another directory"
             )
 
 
 def _leaves(state: Any) -> dict[str, str]:
-    """Returns dtype and shape of every array by its path."""
+    """Returns the dtype and shape of every array, keyed by its path."""
     paths_and_leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in paths_and_leaves}
 
 
 def _digest(path: pathlib.Path) -> list[Any]:
-    """Returns size in bytes and SHA-256."""
+    """Returns the size in bytes and the SHA-256 of a file."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return [path.stat().st_size, digest]

@@ -1,7 +1,7 @@
-"""Training heads on a frozen target: the target's outputs on each text, and the objective.
+"""Training of draft heads on a frozen target: the target's outputs on each text, and the objective.
 
-Axes: B rows, S source length, N target length, D positions ahead, F width of the features, R ids that are
-drafted, V vocabulary.
+Axes: B rows, S source length, N target length, D positions ahead, F width of the features, M width of the
+encoder output, R ids that can be drafted, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,15 +16,15 @@ from specjax.models.t5 import T5Network
 from specjax.training.loop import Arrays, Objective, decoder_input
 from specjax.types import Params
 
-DECAY = 0.8  # of the weights of positions further ahead (Medusa; EAGLE-3, section 3.2)
+DECAY = 0.8  # of the loss weight, per position ahead (Medusa; EAGLE-3, section 3.2)
 
 
 def make_teacher(target: T5Network, feature_layers: tuple[int, ...] = ()) -> Callable[[Arrays], Arrays]:
     """Returns a function that adds the target's outputs to a batch.
 
-    "target_logits" `[B, N, V] float32` before each target token, ids that do not exist left out; of the pair
-    that ends before it "inputs" `[B, N]` and "features" `[B, N, F]`, zero in the first; and "encoded"
-    `[B, S, M]`.
+    For target token i: "target_logits" `[B, N, V] float32`, which predict it (padding ids are cut off);
+    "inputs" `[B, N]`, the decoder input before it; "features" `[B, N, F]`, those of the input one position
+    earlier (zeros for i = 0). And "encoded" `[B, S, M]`.
     """
 
     @jax.jit
@@ -42,18 +42,19 @@ def make_teacher(target: T5Network, feature_layers: tuple[int, ...] = ()) -> Cal
 
 
 def objective(network: HeadsNetwork) -> Objective:
-    """Returns the cross-entropy with the target's distributions, at all positions ahead, of taught batches.
+    """Returns the objective of heads: cross-entropy with the target's distributions at all positions ahead.
 
-    A position d further counts 0.8^d. Where not all ids are drafted, the others are left out of the sum.
+    Batches come from `make_teacher`. Position d, from 0, has the weight 0.8^d. With a reduced draft
+    vocabulary, the sum is over its ids only.
     """
 
     def loss(params: Params, part: Arrays, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         del key
         logits, p, valid = _by_depth(network.replace(params=params), part)
         log_q = jax.nn.log_softmax(logits, axis=-1)
-        entropies = -(p * log_q).sum(-1)  # [B, D, N]
+        cross_entropy = -(p * log_q).sum(-1)  # [B, D, N]
         count = jnp.maximum(valid.sum((0, 2)), 1)
-        means = jnp.where(valid, entropies, 0.0).sum((0, 2)) / count
+        means = jnp.where(valid, cross_entropy, 0.0).sum((0, 2)) / count
         weights = DECAY ** np.arange(network.num_steps)
         return (means * weights).sum() / weights.sum(), means[0]
 
@@ -63,10 +64,10 @@ def objective(network: HeadsNetwork) -> Objective:
 def make_agreement(
     network: HeadsNetwork,
 ) -> Callable[[Params, Iterable[Arrays]], tuple[np.ndarray, np.ndarray]]:
-    """Returns `(params, taught batches) -> mean chances of acceptance` by position ahead, `[D]` twice.
+    """Returns `(params, batches) -> (expected alpha at temperature 1, at temperature 0)`, `[D]` each.
 
-    The tokens between are taken as they are in the batch. At temperature 1, the sum of min(p, q); at
-    temperature 0, the share of positions whose argmaxes agree.
+    Batches come from `make_teacher`; intermediate tokens are the batch's. Means by position ahead: the sum
+    of min(p, q) at temperature 1, the share of positions whose argmaxes agree at temperature 0.
     """
 
     @jax.jit
@@ -83,14 +84,17 @@ def make_agreement(
         sums = [jax.device_get(total(network.replace(params=params), batch)) for batch in batches]
         overlap, agree, count = (np.sum([x[i] for x in sums], axis=0) for i in range(3))
         if not count.all():
-            raise ValueError("`batches` must hold more target tokens; give at least one that is long enough")
+            raise ValueError(
+                f"`batches` must have target tokens at all {network.num_steps} positions ahead, got {count} "
+                "by position; give longer targets"
+            )
         return overlap / count, agree / count
 
     return agreement
 
 
 def _by_depth(network: HeadsNetwork, batch: Arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns logits `[B, D, N, R]` of the heads, the target's probabilities of the same ids, which count."""
+    """Returns the heads' logits, the target's probabilities (both `[B, D, N, R]`), and a mask of both."""
     inputs: tuple = (batch["features"],)
     if network.config.kind != "medusa":
         inputs += (batch["inputs"], batch["encoded"], batch["source_mask"])
@@ -101,7 +105,7 @@ def _by_depth(network: HeadsNetwork, batch: Arrays) -> tuple[jax.Array, jax.Arra
     else:
         logits = logits[..., : p.shape[-1]]
     valid = _shifted(batch["target_mask"], network.num_steps)
-    if network.config.kind == "medusa":  # which predicts nothing before the first feature
+    if network.config.kind == "medusa":  # no prediction before the first feature
         valid = valid.at[:, :, 0].set(False)
     return logits, _shifted(p, network.num_steps), valid
 

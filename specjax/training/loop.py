@@ -1,4 +1,4 @@
-"""The one training loop: a jitted step, validation, progress, early stopping.
+"""The training loop: a jitted step, validation, progress, early stopping.
 
 Axes: B rows, S source length, N target length, V vocabulary.
 """
@@ -28,7 +28,7 @@ Objective = Callable[[Params, Arrays, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def decoder_input(module: Any, target_ids: jax.Array) -> jax.Array:
-    """Returns what a decoder reads for `target_ids` `[B, N]`: the start token, then all but the last."""
+    """Returns the decoder input for `target_ids` `[B, N]`: the start token, then all ids but the last."""
     start = jnp.full_like(target_ids[:, :1], module.config.start_id)
     return jnp.concatenate([start, target_ids[:, :-1]], axis=1)
 
@@ -67,10 +67,10 @@ def likelihood(module: Any, label_smoothing: float = 0.0) -> Objective:
 def make_gradients(
     objective: Objective, optimization: Optimization
 ) -> Callable[[Params, Arrays, jax.Array], tuple[jax.Array, Params]]:
-    """Returns `(params, batch, key) -> (mean loss to report, gradients of that to minimise)`.
+    """Returns `(params, batch, key) -> (mean loss to report, gradients of the loss to minimise)`.
 
-    The batch is cut into `num_accumulated` parts. Each adds its share of the mean over all valid
-    tokens, so the sum is what the whole batch would give, however the tokens are spread.
+    The batch is split into `num_accumulated` parts. Each adds its share of the mean over all valid
+    tokens, so the sum equals that of the full batch, however valid tokens are distributed over the parts.
     """
     num_parts = optimization.num_accumulated
 
@@ -80,7 +80,7 @@ def make_gradients(
         return minimised * share, reported * share
 
     def gradients(params: Params, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Params]:
-        # Row r goes to part r mod num_parts: each part has rows of every device.
+        # Row r goes to part r mod num_parts, so that each part has rows of every device.
         parts = jax.tree.map(lambda x: x.reshape(-1, num_parts, *x.shape[1:]).swapaxes(0, 1), batch)
         num_tokens = jnp.maximum(batch["target_mask"].sum(), 1)
 
@@ -98,11 +98,11 @@ def make_gradients(
 def make_step(objective: Objective, optimization: Optimization, like: TrainState) -> Step:
     """Returns the jitted training step `(state, batch) -> (state, mean loss to report)`.
 
-    The state is donated: use the one that is returned. The dropout noise is a function of the
-    state, so a resumed run repeats an uninterrupted one. Recompiles per batch shape.
+    The state is donated: use the returned one. The dropout noise is a function of the state, so a
+    resumed run equals an uninterrupted one. Recompiles per batch shape.
 
     Args:
-      like: a state or an `abstract_state`: the step runs on its devices and keeps its placement.
+      like: a state or an `abstract_state`: the step runs on its devices and keeps its shardings.
 
     Raises (the step):
       ValueError: the rows of a batch cannot be divided over the devices and parts.
@@ -128,7 +128,7 @@ def make_step(objective: Objective, optimization: Optimization, like: TrainState
         num_rows, num_devices = len(batch["source_ids"]), mesh.shape["data"]
         if num_rows % (num_devices * optimization.num_accumulated):
             raise ValueError(
-                f"a batch must have a multiple of {num_devices * optimization.num_accumulated} rows "
+                f"`batch` must have a multiple of {num_devices * optimization.num_accumulated} rows "
                 f"(num_accumulated={optimization.num_accumulated} parts on {num_devices} data-parallel "
                 f"devices), got {num_rows}"
             )
@@ -141,7 +141,7 @@ def make_evaluate(module: Any, mesh: Mesh | None = None) -> Callable[[Params, It
     """Returns `(params, batches) -> mean loss in nats per token`, without dropout.
 
     Args:
-      mesh: on which the params lie; None: one device.
+      mesh: that of the params; None: one device.
 
     Raises (the function):
       ValueError: no batch holds a target token.
@@ -156,12 +156,12 @@ def make_evaluate(module: Any, mesh: Mesh | None = None) -> Callable[[Params, It
         return mean * count, count
 
     def place(array: np.ndarray) -> jax.Array:
-        """Adds rows of padding, which count for nothing, until the devices divide them."""
+        """Adds masked rows up to a multiple of the data-parallel devices."""
         missing = -len(array) % rows.mesh.shape["data"]
         return jax.device_put(np.pad(array, ((0, missing), (0, 0))), rows)
 
     def evaluate(params: Params, batches: Iterable[data.Batch]) -> float:
-        # Each result is waited for: dozens of computations in flight can starve a CPU's thread pool.
+        # Waits for each result: dozens of computations in flight can starve a CPU's thread pool.
         totals = [
             jax.device_get(total(params, jax.tree.map(place, dataclasses.asdict(batch)))) for batch in batches
         ]
@@ -180,7 +180,7 @@ class Best:
     Attributes:
       larger_is_better: True for BLEU, False for a loss.
       step, value: of the best; None before the first.
-      num_worse: results since then, none of them better.
+      num_worse: number of results since then; none is better.
     """
 
     larger_is_better: bool
@@ -189,7 +189,7 @@ class Best:
     num_worse: int = 0
 
     def update(self, step: int, value: float) -> "Best":
-        """Returns the best of one result more. A tie, or a NaN, is not better."""
+        """Returns the best after one more result. A tie or a NaN is not better."""
         if self.value is None:
             better = value == value
         else:
@@ -199,12 +199,12 @@ class Best:
         return dataclasses.replace(self, num_worse=self.num_worse + 1)
 
     def should_stop(self, patience: int) -> bool:
-        """Returns whether `patience` results in a row were not better; never with `patience` 0."""
+        """Returns whether the last `patience` results were not better; False if `patience` is 0."""
         return 0 < patience <= self.num_worse
 
 
 class Progress(NamedTuple):
-    """What to report after some steps.
+    """A report on the steps since the last one.
 
     Attributes:
       step: steps done.
@@ -225,7 +225,7 @@ def run(
     report_every: int,
     on_report: Callable[[TrainState, Progress], bool],
 ) -> TrainState:
-    """Steps until `num_steps` in all, reporting every `report_every` steps and at the end.
+    """Trains up to step `num_steps`; reports every `report_every` steps and at the end.
 
     `on_report` may evaluate, save, print; it returns False to stop early. The state that it
     receives is donated to the next step.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, mask: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean negative log-likelihood of the target tokens, in nats.
+    """Returns the mean negative log-likelihood of the target tokens, in nats.
 
     Args:
       logits: `[B, N, V] float32`.
@@ -33,23 +33,23 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]  # log p, log q `[..., 
 
 
 def forward_kl(target: jax.Array, draft: jax.Array) -> jax.Array:
-    """KL(p || q): the draft covers what the target may say."""
+    """Returns KL(p || q), which is mode-covering."""
     return (jnp.exp(target) * (target - draft)).sum(-1)
 
 
 def reverse_kl(target: jax.Array, draft: jax.Array) -> jax.Array:
-    """KL(q || p): the draft avoids what the target would not say."""
+    """Returns KL(q || p), which is mode-seeking."""
     return (jnp.exp(draft) * (draft - target)).sum(-1)
 
 
 def jensen_shannon(target: jax.Array, draft: jax.Array) -> jax.Array:
-    """The mean of KL(p || m) and KL(q || m) with m = (p + q) / 2."""
+    """Returns the mean of KL(p || m) and KL(q || m) with m = (p + q) / 2."""
     middle = jnp.logaddexp(target, draft) - jnp.log(2.0)
     return 0.5 * (forward_kl(target, middle) + forward_kl(draft, middle))
 
 
 def total_variation(target: jax.Array, draft: jax.Array) -> jax.Array:
-    """Half the sum of |p - q|: one minus the chance that a draft is accepted (Leviathan et al., 3.5)."""
+    """Returns half the sum of |p - q|: 1 minus the acceptance rate (Leviathan et al. 2023, theorem 3.5)."""
     return 0.5 * jnp.abs(jnp.exp(target) - jnp.exp(draft)).sum(-1)
 
 
@@ -64,25 +64,25 @@ DIVERGENCES: dict[str, Divergence] = {
 def distillation(
     divergence: Divergence, target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Mean divergence of the draft's from the target's distributions over valid tokens.
+    """Returns the mean divergence of the draft's from the target's distributions over valid tokens.
 
     DistillSpec (Zhou et al. 2023, section 3), at temperature 1.
 
     Args:
       divergence: one of `DIVERGENCES`.
-      target_logits, draft_logits: `[B, N, V] float32`, after the same tokens.
-      mask: `[B, N] bool`, True where a token follows.
+      target_logits, draft_logits: `[B, N, V] float32`, given the same tokens.
+      mask: `[B, N] bool`, True at valid tokens.
     """
     log_probs = (jax.nn.log_softmax(logits, axis=-1) for logits in (target_logits, draft_logits))
     return jnp.where(mask, divergence(*log_probs), 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 def acceptance_chances(target_logits: jax.Array, draft_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The chance that the token-wise rule accepts the next draft at each position.
+    """Returns the probability that the token-wise rule accepts a draft at each position.
 
     Returns:
-      `[B, N] float32` at temperature 1, the sum over tokens of min(p, q) (Leviathan et al. 2023,
-      theorem 3.5), and at temperature 0, 1 where the two argmaxes agree.
+      `[B, N] float32` twice: at temperature 1, the sum over tokens of min(p, q) (Leviathan et al. 2023,
+      theorem 3.5); at temperature 0, 1 where the argmaxes agree and 0 elsewhere.
     """
     p, q = (jax.nn.softmax(logits, axis=-1) for logits in (target_logits, draft_logits))
     agree = target_logits.argmax(-1) == draft_logits.argmax(-1)
@@ -90,10 +90,10 @@ def acceptance_chances(target_logits: jax.Array, draft_logits: jax.Array) -> tup
 
 
 def acceptance_of(target_logits: jax.Array, draft_logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The chance that a token was an accepted draft, given that it is what was emitted: min(1, q / p).
+    """Returns the probability that an emitted token was an accepted draft: min(1, q / p).
 
-    The token-wise rule emits x as an accepted draft with probability min(p(x), q(x)), and in all with
-    probability p(x). Given a whole output these events are independent of each other.
+    The token-wise rule emits x as an accepted draft with probability min(p(x), q(x)), and in total with
+    probability p(x). Given the complete output, these events are independent.
 
     Args:
       target_logits, draft_logits: `[B, N, V]`, before each token.

@@ -1,4 +1,4 @@
-"""The training state: how it is optimised, and where it lies."""
+"""The training state: its optimizer and its shardings."""
 
 import dataclasses
 from typing import Any
@@ -15,17 +15,17 @@ from specjax.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """How to optimise.
+    """The optimizer, its learning-rate schedule, and gradient accumulation.
 
     Attributes:
       optimizer: "adafactor" (parameter-scaled updates, Shazeer and Stern 2018) or "adamw".
       learning_rate: the peak; for Adafactor relative to each parameter's root mean square.
       warmup_steps, num_steps: linear warm-up from zero, then `decay` until `num_steps`.
       decay: "constant", "rsqrt" (falls as 1/sqrt(step)), "cosine" or "linear" (both to zero).
-      weight_decay: of AdamW; norms are left alone.
-      max_grad_norm: clipping by the global norm.
-      num_accumulated: parts into which a batch is cut, one in memory at a time. The update is
-        that of the whole batch.
+      weight_decay: of AdamW; norms are excluded.
+      max_grad_norm: gradients are clipped to this global norm.
+      num_accumulated: micro-batches of a step, one in memory at a time. The update is that of the
+        full batch.
 
     Raises:
       ValueError: an unknown name, or a number out of its range.
@@ -56,7 +56,7 @@ class Optimization:
         rest, base = max(self.num_steps - warmup, 1), max(warmup, 1)
         after_warmup: optax.Schedule = {
             "constant": optax.constant_schedule(peak),
-            # `join_schedules` also asks for counts below zero, and drops the answer.
+            # `join_schedules` also evaluates this below zero, and discards the result.
             "rsqrt": lambda count: peak * jnp.sqrt(base / (jnp.maximum(count, 0) + base)),
             "cosine": optax.cosine_decay_schedule(peak, rest),
             "linear": optax.linear_schedule(peak, 0.0, rest),
@@ -74,14 +74,14 @@ class Optimization:
 
 
 class TrainState(struct.PyTreeNode):
-    """What the next step needs.
+    """The state that a training step updates.
 
     Attributes:
       step: steps done, `[] int32`.
       params: float32, whatever the compute dtype is.
       opt_state: of the optax chain.
-      key_data: `[4] uint32`, the root of all dropout noise; constant, since the noise of a step
-        is a function of it and `step`.
+      key_data: `[4] uint32`, the seed of all dropout noise; constant, since a step's noise is a
+        function of it and `step`.
     """
 
     step: jax.Array
@@ -91,7 +91,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def key(self) -> jax.Array:
-        """The random key of this step, of the `rbg` generator, the cheaper one."""
+        """The random key of this step, of the `unsafe_rbg` generator, a cheaper one."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="unsafe_rbg"), self.step)
 
 
@@ -101,25 +101,25 @@ def abstract_state(
     mesh: Mesh | None = None,
     rules: sharding.Rules = sharding.T5_RULES,
 ) -> TrainState:
-    """Returns shapes, dtypes and placement of a state: what to restore a checkpoint onto.
+    """Returns shapes, dtypes and shardings of a state, to restore a checkpoint with.
 
-    What the optimizer keeps in the shape of a parameter is divided as the parameter is; the rest
-    (counts, Adafactor's row and column statistics) is small and replicated.
+    Optimizer state of a parameter's shape is sharded as the parameter is; the rest (counts, Adafactor's
+    row and column statistics) is small and replicated.
 
     Args:
       params: arrays or shapes, float32.
       mesh: None: one device.
-      rules: how params are divided.
+      rules: the partition rules of the params.
 
     Raises:
-      ValueError: params that are not float32, or that the rules cannot place.
+      ValueError: a parameter is not float32, or `rules` cannot shard it.
     """
     mesh = mesh or sharding.make_mesh()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if leaf.dtype != jnp.float32:
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {leaf.dtype}: training keeps float32 params and "
-                "casts them for the computation; load them as float32 and set the config's dtype"
+                f"params{jax.tree_util.keystr(path)} must be float32, got {leaf.dtype}; load float32 params "
+                "and set the config's dtype, to which they are cast for the computation"
             )
     transform = optimization.build()
     shapes = jax.eval_shape(lambda params: _new_state(params, transform, 0), params)
@@ -150,7 +150,7 @@ def init_state(
 ) -> TrainState:
     """Returns the state before the first step; `params` are copied, so they stay usable.
 
-    Args: and Raises: as of `abstract_state`; `seed` is the dropout noise's.
+    Args and Raises as in `abstract_state`; `seed` is that of the dropout noise.
     """
     placement = jax.tree.map(lambda x: x.sharding, abstract_state(params, optimization, mesh, rules))
     params = jax.device_put(params, placement.params, may_alias=False)  # the step donates its state

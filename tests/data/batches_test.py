@@ -26,7 +26,7 @@ def test_padding_is_masked():
 
 def test_the_smallest_bucket_that_fits_is_chosen():
     assert [data.bucket(n, (8, 4, 16)) for n in (1, 4, 5, 16)] == [4, 4, 8, 16]
-    with pytest.raises(ValueError, match="length 17 is over the largest bucket 16"):
+    with pytest.raises(ValueError, match="`length` must be at most the largest bucket, 16, got 17"):
         data.bucket(17, (8, 4, 16))
 
 
@@ -36,7 +36,7 @@ SHAPES = [(4, 5), (10, 10)]
 def test_the_first_shape_that_holds_source_and_target_is_chosen():
     assert data.shape_for([data.Pair([1] * 3, [1] * 5)], SHAPES) == (4, 5)
     assert data.shape_for([data.Pair([1] * 3, [1] * 5), data.Pair([1], [1] * 6)], SHAPES) == (10, 10)
-    with pytest.raises(ValueError, match=r"11 and 2 ids is over the largest shape \(10, 10\)"):
+    with pytest.raises(ValueError, match=r"the largest shape, \(10, 10\), got 11 source and 2 target ids"):
         data.shape_for([data.Pair([1] * 11, [1] * 2)], SHAPES)
 
 
@@ -66,8 +66,8 @@ def test_batches_continue_where_a_run_stopped():
     assert list(itertools.islice(data.training_rows(pairs, 4, SHAPES, seed=3, start_step=8), 7)) == whole[8:]
 
 
-def test_too_few_pairs_for_a_batch_is_an_error():
-    with pytest.raises(ValueError, match="batch_size=4, but there are only 3 pairs"):
+def test_training_rows_raises_for_fewer_pairs_than_a_batch():
+    with pytest.raises(ValueError, match="`batch_size` must be at most the number of pairs, 3, got 4"):
         next(data.training_rows(pairs_of([1, 2, 3]), 4, [(8, 8)], seed=0))
 
 
@@ -90,8 +90,8 @@ def test_a_trained_tokenizer_has_the_conventions_of_t5_and_is_read_back(tmp_path
     assert tokenizer.decode(ids, skip_special_tokens=True) == "man läuft"
 
 
-def test_a_trained_tokenizer_with_room_for_bytes_keeps_every_text(tmp_path):
-    """Characters that it never saw, braces, newlines and repeated blanks among them."""
+def test_trained_tokenizer_with_byte_fallback_keeps_every_text(tmp_path):
+    """Including characters missing from its training text, newlines and repeated spaces."""
     random = np.random.default_rng(0)
     letters = list("abcdefghijklmnopqrstuvwxyzäöüß")
     lines = [" ".join("".join(random.choice(letters, 5)) for _ in range(8)) for _ in range(2000)]

@@ -1,4 +1,4 @@
-"""Text files and JSON lines are read exactly; what is wrong with one is named."""
+"""Text files and JSON lines: exact reading, and errors that name file and line."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ def test_gzipped_and_plain_files_read_alike(tmp_path):
     assert data.read_lines(tmp_path / "b.en.gz") == ["Ä b", "c"]
 
 
-def test_lines_end_as_in_text_files_and_nowhere_else(tmp_path):
+def test_read_lines_splits_only_at_line_feeds_and_carriage_returns(tmp_path):
     """Corpora hold Unicode's line separators inside sentences; they must not shift the alignment."""
     (tmp_path / "a").write_bytes("one\u2028still one\x85\x0b\r\n\ntwo\rnext".encode())
     assert data.read_lines(tmp_path / "a") == ["one\u2028still one\x85\x0b", "", "two", "next"]
@@ -32,7 +32,7 @@ def test_a_missing_file_is_named(tmp_path):
         data.read_lines(tmp_path / "x.en")
 
 
-def test_misaligned_files_are_refused_with_both_counts(tmp_path):
+def test_read_pairs_raises_for_misaligned_files_with_both_counts(tmp_path):
     (tmp_path / "a.en").write_text("1\n2\n3\n")
     (tmp_path / "a.de").write_text("1\n2\n3\n4\n")
     with pytest.raises(ValueError, match="3 lines .* 4"):
@@ -45,13 +45,13 @@ def test_json_lines_are_converted_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize("line", ['{"n": 1', "[1]", "<html>"])
-def test_a_line_that_is_no_json_object_is_named(tmp_path, line):
+def test_read_jsonl_raises_with_the_invalid_line(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(json.dumps({"n": 1}) + "\n" + line)
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: "):
         data.read_jsonl(tmp_path / "a.jsonl", dict)
 
 
-def test_a_byte_order_mark_is_no_text_and_gzip_is_known_by_its_content(tmp_path):
+def test_read_lines_drops_a_byte_order_mark_and_detects_gzip_by_content(tmp_path):
     (tmp_path / "a").write_bytes("\ufeffÄ b\nc\n".encode())
     (tmp_path / "b").write_bytes(gzip.compress((tmp_path / "a").read_bytes()))
     assert data.read_lines(tmp_path / "a") == data.read_lines(tmp_path / "b") == ["Ä b", "c"]
@@ -76,7 +76,7 @@ def test_a_byte_order_mark_is_no_text_and_gzip_is_known_by_its_content(tmp_path)
         ("a.gz", b"<html>", r"a.gz must be a gzip file, got b'<html>'"),
     ],
 )
-def test_what_is_no_text_is_named_in_a_sentence(tmp_path, name, content, words):
+def test_read_lines_raises_for_invalid_text(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
         data.read_lines(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Preparing and reading datasets with the real tensorflow-datasets; what goes wrong is explained."""
+"""Preparing and reading datasets with the real tensorflow-datasets, and the errors of both."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ def files_below(folder):
 
 @contextlib.contextmanager
 def server(answers):
-    """Its address; the first requests get these (status, body), later ones the last again."""
+    """Yields an address, and the paths served; request i gets `answers[i]`, later ones the last."""
     served = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ def test_preparing_again_does_nothing(tmp_path):
     prepared.prepare(WMT14, tmp_path, "")  # would need the network
 
 
-def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
+def test_read_raises_for_an_unknown_split_with_the_known_ones(tmp_path):
     with prepared_datasets.source(WMT14, prepared_datasets.WMT14):
         prepared.prepare(WMT14, tmp_path, "")
     with pytest.raises(ValueError, match=r"Unknown split 'dev'.*'train', 'test'"):
@@ -92,7 +92,7 @@ def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
 
 
 def test_a_web_page_in_place_of_data_is_explained_and_leaves_no_file(tmp_path):
-    """What cnn_dailymail gets from Google Drive; every address answers with the page."""
+    """As for cnn_dailymail on Google Drive: every address answers with the page."""
     import requests
 
     def send(_, request, **__):
@@ -112,7 +112,7 @@ def test_a_web_page_in_place_of_data_is_explained_and_leaves_no_file(tmp_path):
 
 
 def test_a_web_page_that_was_saved_as_data_is_removed_and_real_data_stays(tmp_path):
-    """No checksum is known of these addresses, so only the parser of the data notices."""
+    """These addresses have no known checksum, so only the parser of the data fails."""
 
     def download(manager):
         assert manager.download(good).read_bytes() == b"Hello\n"
@@ -141,7 +141,7 @@ def test_a_download_that_fails_twice_is_tried_again(tmp_path):
     assert len(served) == 3 and len(prepared.read(WMT14, tmp_path, "train")) == 5
 
 
-def test_an_interrupted_download_is_cleared_away(tmp_path):
+def test_prepare_removes_an_interrupted_download(tmp_path):
     def download(manager):
         folder = manager.download_dir / "wmt14_translate" / "corpus.tmp.1f"
         folder.mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_an_interrupted_download_is_cleared_away(tmp_path):
     assert not files_below(tmp_path / "downloads")
 
 
-def test_what_preparing_needs_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
+def test_prepare_raises_for_missing_packages_before_any_download(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     dataset = tasks.TASKS["cnn_dailymail"].dataset
     with pytest.raises(ImportError, match=r'needs tensorflow and bs4 .*pip install "specjax\[prepare\]"'):
@@ -161,7 +161,7 @@ def test_what_preparing_needs_is_named_before_anything_is_downloaded(tmp_path, m
     assert files_below(tmp_path) == []
 
 
-def test_the_remedy_is_named_where_tensorflow_datasets_is_missing(tmp_path, monkeypatch):
+def test_read_raises_with_the_remedy_without_tensorflow_datasets(tmp_path, monkeypatch):
     make_absent(monkeypatch, "tensorflow_datasets")
     with pytest.raises(
         ImportError, match="pip install tensorflow-datasets importlib_resources, or use local"
@@ -169,7 +169,7 @@ def test_the_remedy_is_named_where_tensorflow_datasets_is_missing(tmp_path, monk
         prepared.read(WMT14, tmp_path, "train")
 
 
-def test_files_that_only_tensorflow_reads_are_refused_with_the_remedy(tmp_path):
+def test_read_raises_for_tfrecord_files_with_the_remedy(tmp_path):
     with prepared_datasets.source(WMT14, prepared_datasets.WMT14):
         prepared.prepare(WMT14, tmp_path, "")
     info = WMT14.folder(tmp_path) / "dataset_info.json"

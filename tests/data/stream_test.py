@@ -1,4 +1,4 @@
-"""The stream of batches: its order, its shares, and that it continues where it stopped."""
+"""The stream of batches: its order, the shares of processes, and resumption."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from specjax import data
 
 
 def texts_of(count):
-    """Pair i has i in both texts, and a length of its own."""
+    """Pair i has i in both texts; lengths differ."""
     return [(f"{i} " + "s " * (i % 5), f"{i} " + "t " * (i % 7)) for i in range(count)]
 
 
@@ -97,7 +97,7 @@ def test_a_position_inside_a_large_epoch_continues_the_same():
     assert_equal(take(resumed, 70), take(stream, 70))
 
 
-def test_the_position_of_another_stream_is_refused():
+def test_set_state_raises_for_a_stream_with_other_arguments():
     state = make(texts_of(40)).get_state()
     with pytest.raises(ValueError, match=r"num_pairs=41 \(saved with 40\), seed=1 \(saved with 0\)"):
         make(texts_of(41), seed=1).set_state(state)
@@ -135,19 +135,19 @@ def test_texts_are_read_as_they_are_needed():
 @pytest.mark.parametrize(
     ("count", "options", "message"),
     [
-        (3, {}, "batch_size=4, but there are only 3 pairs for 1 processes"),
-        (7, {"process_count": 2, "shapes": [(8, 9)]}, "only 7 pairs for 2 processes"),
-        (40, {"process_index": 1}, "process_index=1 is not below process_count=1"),
-        (40, {"process_count": 2}, r"shapes=\[\(4, 4\), \(8, 9\)\] with process_count=2: give one shape"),
-        (40, {"shapes": []}, r"shapes=\[\]: give shapes"),
+        (3, {}, "`batch_size` must be at most 3, one process's share of 3 pairs, got 4"),
+        (7, {"process_count": 2, "shapes": [(8, 9)]}, "at most 3, one process's share of 7 pairs, got 4"),
+        (40, {"process_index": 1}, "`process_index` must be in 0..0, got 1"),
+        (40, {"process_count": 2}, r"`shapes` must be one shape for 2 processes, .*, got \[\(4, 4\)"),
+        (40, {"shapes": []}, r"`shapes` must be .*, got \[\]"),
         (40, {"shapes": [(8, 4), (4, 8)]}, "grow in both"),
     ],
 )
-def test_misuse_is_refused_before_the_first_batch(count, options, message):
+def test_stream_raises_for_invalid_arguments_before_the_first_batch(count, options, message):
     with pytest.raises(ValueError, match=message):
         make(texts_of(count), **options)
 
 
-def test_a_set_of_which_too_few_pairs_fit_is_an_error_and_not_an_endless_wait():
+def test_stream_raises_if_too_few_pairs_fit():
     with pytest.raises(ValueError, match=r"only 0 of 40 pairs fit shapes=\[\(1, 1\)\]"):
         next(make(texts_of(40), shapes=[(1, 1)]))

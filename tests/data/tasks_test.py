@@ -59,7 +59,7 @@ def test_a_prepared_dataset_is_streamed(prepared_dir):
     np.testing.assert_array_equal(batch.source_ids, batch.target_ids)
 
 
-def test_what_is_prepared_comes_before_files(prepared_dir, tmp_path):
+def test_load_prefers_a_prepared_dataset_to_files(prepared_dir, tmp_path):
     write_jsonl(tmp_path / "cnn_dm" / "test.jsonl.gz", [{"article": "a", "highlights": "b"}])
     (tmp_path / "cnn_dailymail").symlink_to(prepared_dir / "cnn_dailymail")
     assert len(data.load(data.TASKS["cnn_dailymail"], "test", tmp_path).pairs) == 3
@@ -84,7 +84,7 @@ def test_text_files_are_joined_and_cut(tmp_path):
     assert examples.origin == "train[1:]+validation[-1:]: wmt/train_a.de, wmt/train_b.de, wmt/newstest2013.de"
 
 
-def test_misaligned_files_of_a_task_are_refused_with_both_counts(tmp_path):
+def test_load_raises_for_misaligned_files_with_both_counts(tmp_path):
     (tmp_path / "train.source").write_text("1\n2\n3\n")
     (tmp_path / "train.target").write_text("1\n2\n3\n4\n")
     with pytest.raises(ValueError, match="3 lines .* 4"):
@@ -117,7 +117,7 @@ def test_the_splits_of_mbpp_are_ranges_of_its_one_file(tmp_path):
     ("second", "message"),
     [
         ({"source": "c"}, r"train\.jsonl, line 2: field 'target' is missing; the fields are 'source'"),
-        ({"source": "c", "target": 3}, r"train\.jsonl, line 2: field 'target' must be a str, not a int"),
+        ({"source": "c", "target": 3}, r"train\.jsonl, line 2: field 'target' must be str, got int"),
     ],
 )
 def test_a_wrong_field_of_json_lines_is_named_with_its_line(tmp_path, second, message):
@@ -126,7 +126,7 @@ def test_a_wrong_field_of_json_lines_is_named_with_its_line(tmp_path, second, me
         data.load(data.TASKS["jsonl"], "train", tmp_path)
 
 
-def test_where_there_is_no_data_each_way_to_supply_it_is_named(tmp_path):
+def test_load_raises_without_data_with_each_way_to_supply_it(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"en and de: .*wmt/train\*\.\{\}.* or prepare wmt14_translate/de-en:1\.0\.0"
     ):
@@ -135,13 +135,13 @@ def test_where_there_is_no_data_each_way_to_supply_it_is_named(tmp_path):
         data.load(data.TASKS["cnn_dailymail"], "train", tmp_path)
 
 
-def test_an_unknown_split_of_files_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"split='train\[:50%\]' is unknown: give one of train, validation"):
+def test_load_raises_for_an_unknown_split_with_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match=r"`split` must be one of train, .*, got 'train\[:50%\]'"):
         data.load(data.TASKS["text"], "train[:50%]", tmp_path)
 
 
-def test_a_task_of_files_only_cannot_be_downloaded(tmp_path):
-    with pytest.raises(ValueError, match="download=True, but this task has no dataset"):
+def test_load_raises_for_the_download_of_a_task_without_a_dataset(tmp_path):
+    with pytest.raises(ValueError, match="`download` must be False for a task without a dataset, got True"):
         data.load(data.TASKS["mbpp"], "train", tmp_path, download=True)
 
 

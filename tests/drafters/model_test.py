@@ -55,7 +55,7 @@ def _slots(cache, row: int, count: int) -> list[int]:
 
 
 def test_draft_cache_has_room_for_all_that_the_targets_has(states):
-    """And for a round beyond it, so that no write of a draft can fall outside."""
+    """And for one more round, so that no write of a draft is out of bounds."""
     for state in states:
         assert state.drafter_state.num_slots == state.cache.num_slots + K
         assert state.context.tokens.shape[1] == PROGRAM.num_slots
@@ -118,7 +118,7 @@ def test_greedy_proposal_is_the_argmax_and_keeps_no_distribution(states):
 
 
 def test_drafters_of_equal_configuration_share_what_is_static():
-    """Their arrays apart: so a drafter built anew compiles nothing."""
+    """All but their arrays, so an equal drafter built anew compiles nothing."""
     one, other, longer = (
         jax.tree.structure(ModelDrafter(n, k)) for n, k in ((TARGET, K), (DRAFT, K), (DRAFT, 4))
     )

@@ -80,7 +80,7 @@ def test_it_equals_a_plain_search(max_ngram):
 
 
 class Cycle(toys.ToyNetwork):
-    """A target that says 2, 3, 4, 2, 3, 4, ... whatever the source is."""
+    """A target that emits 2, 3, 4, 2, 3, 4, ... for any source."""
 
     def decode(self, cache, tokens, layout=None):
         _, features, cache = super().decode(cache, tokens, layout)

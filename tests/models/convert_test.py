@@ -382,7 +382,7 @@ def test_load_returns_what_was_saved(tmp_path, head, form):
 
 @pytest.mark.parametrize("head", ["tied, scaled", "tied, unscaled", "untied, unscaled"])
 def test_the_rules_of_transformers_4_read_what_was_saved_to_the_same_head(tmp_path, head):
-    """There one flag says both: the head is the embedding, and its input is scaled."""
+    """There one flag sets both: the head is the embedding, and its input is scaled."""
     config = dataclasses.replace(TINY, **TIED_HEADS[head])
     params = random_params(config)
     convert.save(tmp_path, config, params)

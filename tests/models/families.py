@@ -1,4 +1,4 @@
-"""A tiny random checkpoint of every T5 that people have: its files, the keys of its config, its tokenizer.
+"""A tiny random checkpoint of every T5 family: its files, the keys of its config, its tokenizer.
 
 The keys are those of the published config.json, as far as public sources show them; the sizes are not. Torch
 writes the weights.

@@ -374,7 +374,7 @@ def test_every_drafter_gives_the_tokens_of_autoregressive_decoding(version, name
 
 @pytest.mark.slow
 def test_on_a_mesh_tokens_are_those_of_one_device():
-    """Queries are divided over two devices, their one head of keys is whole on both, and so is the draft."""
+    """Queries are sharded over two devices; their one head of keys and the draft are replicated."""
     shape = config(2)
     sides = {
         name: dataclasses.replace(getattr(shape, name), num_kv_heads=1) for name in ("encoder", "decoder")

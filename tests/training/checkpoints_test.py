@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were, or not at all."""
+"""Checkpoints are restored exactly, or raise."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def test_a_write_that_fails_in_the_background_raises_at_the_next_call(tmp_path, 
     assert saved.steps == []
 
 
-def test_what_is_saved_is_what_was_there_although_the_arrays_are_donated_next(tmp_path):
+def test_save_copies_arrays_that_are_donated_next(tmp_path):
     bump = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = bump(jnp.zeros((500, 1000)))
     with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
@@ -97,7 +97,7 @@ def test_the_newest_two_are_kept_and_those_asked_for(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["100", "11", "9"]
 
 
-def test_a_checkpoint_that_is_there_already_is_left_as_it_is(tmp_path):
+def test_save_leaves_an_existing_checkpoint_unchanged(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 1, state=jax.tree.map(lambda x: x + 1, STATE))
     np.testing.assert_array_equal(restore(tmp_path).state["x"], STATE["x"])
@@ -159,7 +159,7 @@ def test_damaged_checkpoint_raises_with_file_and_remedy(intact, tmp_path, damage
 
 
 def test_the_checksum_is_needed_orbax_loads_a_flipped_byte(intact, tmp_path):
-    """Once this fails, the manifest may go."""
+    """If this fails, the checksums are no longer needed."""
     state = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), jnp.float32)}
     save(tmp_path, 1, state=state)
     path = data_file(tmp_path / "1")
@@ -175,7 +175,7 @@ def test_the_checksum_is_needed_orbax_loads_a_flipped_byte(intact, tmp_path):
     assert silent > 0
 
 
-def test_checkpoint_that_orbax_alone_wrote_raises(tmp_path):
+def test_checkpoint_without_a_manifest_raises(tmp_path):
     (tmp_path / "3").mkdir()
     ocp.save(tmp_path / "3" / "state", STATE)
     with pytest.raises(ValueError, match=f"{tmp_path}/3 was not written by this program.*start anew"):
@@ -221,7 +221,7 @@ def killing(name, now):
         real(path, *args)
     setattr(checkpoints, name, wrapped)
 
-if point == "while orbax writes":  # the rest of the save never gets its turn
+if point == "while orbax writes":  # the rest of the save never runs
     killing("write_manifest", lambda *args: time.sleep(100))
 elif point == "within the manifest":
     killing("write_manifest", lambda path, *args: (path / "manifest.json").write_text('{"format": "sp'))
@@ -251,7 +251,7 @@ for directory in directories:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_saving_ends_as_one_that_is_not(tmp_path):
+def test_run_killed_while_saving_equals_an_uninterrupted_one(tmp_path):
     """SIGKILL at three moments of a save; each time the newest complete checkpoint is resumed."""
     kills = [("while orbax writes", 4, 0), ("within the manifest", 6, 2), ("before the rename", 8, 4)]
     for point, kill_at, resumed_from in kills:

@@ -1,4 +1,4 @@
-"""The loss, the loop, early stopping, and that a stopped run continues as if it had not stopped."""
+"""The loss, the loop, early stopping, and exact resumption."""
 
 import contextlib
 import dataclasses
@@ -68,8 +68,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(num_parts):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), grads, whole)
 
 
-def test_the_mean_of_the_parts_means_is_another_gradient():
-    """What the test above would miss if the parts held equal numbers of tokens."""
+def test_mean_of_the_parts_means_is_a_different_gradient():
+    """So the test above detects an unweighted mean."""
     batch = uneven_batch()
     halves = [gradients(1, {k: v[i::2] for k, v in batch.items()})[1]["embedding"] for i in (0, 1)]
     whole = gradients(1, batch)[1]["embedding"]
@@ -88,7 +88,7 @@ def test_padding_changes_no_gradient():
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
-def test_bfloat16_computes_and_float32_remembers(optimizer):
+def test_training_computes_in_bfloat16_and_keeps_float32_state(optimizer):
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     optimization = dataclasses.replace(OPTIMIZATION, optimizer=optimizer)
     before = fresh_state(optimization, config)
@@ -106,7 +106,7 @@ def test_bfloat16_computes_and_float32_remembers(optimizer):
 
 def test_params_that_are_not_float32_raise():
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params())
-    with pytest.raises(ValueError, match="decoder_bias.*is bfloat16: training keeps float32 params"):
+    with pytest.raises(ValueError, match="decoder_bias.*must be float32, got bfloat16; load float32 params"):
         state.init_state(half, OPTIMIZATION, seed=0)
 
 

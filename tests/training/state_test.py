@@ -31,7 +31,7 @@ def test_without_warm_up_the_first_rate_is_the_peak():
         assert float(Optimization(learning_rate=0.5, warmup_steps=0, decay=decay).schedule()(0)) == 0.5
 
 
-def test_weight_decay_leaves_norms_alone():
+def test_weight_decay_excludes_norms():
     rule = dataclasses.replace(BASE, optimizer="adamw", weight_decay=1.0, warmup_steps=0).build()
     params = {"scale": jnp.ones(3), "wi": jnp.ones((3, 2))}
     updates, _ = rule.update(jax.tree.map(jnp.zeros_like, params), rule.init(params), params)

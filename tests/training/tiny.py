@@ -51,7 +51,7 @@ def run_program(source, *args, num_devices=1):
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "JAX_NUM_CPU_DEVICES": str(num_devices),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiles in half the time
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # halves the compile time
     }
     command = [sys.executable, "-c", source, *map(str, args)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
