@@ -77,7 +77,9 @@ _NUM_EXAMPLES = flags.DEFINE_integer(
     "num_examples", None, "Use only the first this many sources.", lower_bound=1
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Number of sources decoded together.", lower_bound=1)
-_TEMPERATURE = flags.DEFINE_list("temperature", ["0", "1"], "Temperatures to compare.")
+_TEMPERATURE = flags.DEFINE_list(
+    "temperature", ["0", "1"], "Temperatures to compare; --nocompare uses the first."
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum new tokens per row.", lower_bound=1)
 _GENERATION_CONFIG = flags.DEFINE_string(
     "generation_config",
@@ -350,7 +352,10 @@ def main(console: Console) -> None:
     check_before_loading(console, mesh, of, asked, configs[0].max_new_tokens)
     target, draft = load(console, mesh)
     if len(asked) < len(lines):
-        console.print(f"{len(lines)} lines; the outputs of {len(lines) - len(asked)} blank ones are blank")
+        unscored = "" if answers is None else ", which do not count in the quality"
+        console.print(
+            f"{len(lines) - len(asked)} of {len(lines)} sources are blank; so are their outputs{unscored}"
+        )
     common = console, target, draft, asked, answers, _BATCH_SIZE.value
     comparisons = [Comparison(*common, config, rule, _TRUNCATE.value) for config in configs]
     if not _COMPARE.value:
@@ -359,8 +364,13 @@ def main(console: Console) -> None:
         rows, output = autoregressive(comparisons[0], temperatures[0])
     else:
         check_vocabularies(target.network.vocabulary, draft and draft.network.vocabulary)
-        runs = [compared(*pair) for pair in zip(comparisons, temperatures, strict=True)]
-        rows, output = [row for run, _ in runs for row in run], runs[0][1]
+        rows, first = [], []
+        for comparison, temperature in zip(comparisons, temperatures, strict=True):
+            found_rows, found_output = compared(comparison, temperature)
+            rows, first = rows + found_rows, first or [found_output]
+            if _OUTPUT.value and meshes.is_first():
+                results.write(_OUTPUT.value, "generate", rows)
+        (output,) = first
     found = outputs.records(lines, _ID_FIELD.value, has_source, output)
     title = "autoregressive against speculative decoding" if _COMPARE.value else "each source decoded once"
     # Files first: the reader of the console may have left.

@@ -38,6 +38,9 @@ def table(folder: pathlib.Path, match: re.Match) -> str:
     document = json.loads(path.read_text())
     rows = [row for row in document["rows"] if field is None or (field in row) == (presence == "present")]
     names = [column.strip().partition(" as ") for column in columns.split(",")]
+    for field, _, _ in names:
+        if not any(field in row for row in rows):
+            raise ValueError(f"fields in the template must be in {path}, got {field} ({match[0]})")
     shown = [{header or legend.header(name): cell(row, name) for name, _, header in names} for row in rows]
     source = f"{document['hardware']}, {document['date']}: `{document['command']}`"
     return f"{results.markdown(shown, str)}\n{source}\n"
@@ -46,7 +49,7 @@ def table(folder: pathlib.Path, match: re.Match) -> str:
 def cell(row: dict[str, Any], name: str) -> Any:
     """Returns the cell of a field: the last part of a path, a speed-up with its quartiles."""
     value = row.get(name, "-")
-    if name in ("draft", "target"):
+    if name in ("draft", "target") and not re.search(r"/\d+$", value):  # PRESET/LAYERS is not a path
         return pathlib.PurePath(value).name
     if name == "speedup" and "speedup_low" in row:
         return f"**{value:.2f}** [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"

@@ -60,11 +60,16 @@ class Pair(NamedTuple):
         """
         parts = text.split(",")
         if len(parts) != 4 or parts[0] not in data.TASKS or not parts[3].isdecimal():
-            raise ValueError(
-                f"`--pair` must be TASK,TARGET,DRAFT,LIMIT, got {text}; give a task of "
-                f"{', '.join(sorted(data.TASKS))}"
-            )
+            raise ValueError(f"`--pair` must be TASK,TARGET,DRAFT,LIMIT, got {text}; {cls._remedy(parts)}")
         return cls(*parts[:3], int(parts[3]))
+
+    @staticmethod
+    def _remedy(parts: Sequence[str]) -> str:
+        if len(parts) != 4:
+            return f"give four parts separated by commas, not {len(parts)}"
+        if parts[0] not in data.TASKS:
+            return f"give a task of {', '.join(sorted(data.TASKS))}"
+        return "give the maximum of new tokens as LIMIT"
 
 
 @functools.cache

@@ -102,7 +102,7 @@ def plot() -> Any:
         norm = colors.BoundaryNorm(edges - 0.5, 256)
         mesh = axis.pcolormesh(alphas, costs, best.num_draft, norm=norm, cmap="viridis")
         title = f"v(K) = 1 + {slope:g} K" if slope else "v = 1 (the paper)"
-        axis.set(yscale="log", xlabel="alpha (accepted over verified drafts)", title=title)
+        axis.set(yscale="log", xlabel="alpha (accepted over tested drafts)", title=title)
         lines = axis.contour(alphas, costs, best.speedup, [1.1, 1.5, 2, 3, 5], colors="white", linewidths=1)
         # Labels with an edge, on whole lines: by default matplotlib cuts lines at their labels.
         labels = axis.clabel(lines, fmt="%gx", fontsize=9, inline=False)

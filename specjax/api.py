@@ -240,7 +240,7 @@ def generate_all(
       num_refilled: finished rows to wait for before they are refilled together. It must divide `batch_size`
         and be a multiple of the mesh axis "data". None: about an eighth of `batch_size`.
       journal: a file to which outputs are appended as rows finish. A run that was killed resumes from it;
-        resuming with other inputs or options raises.
+        resuming with other inputs or options raises. It stays when all are done: delete it.
       on_progress: called with the rows done so far, including those of an earlier run, and the tokens
         emitted in this run; the first call comes before decoding begins.
       **options: fields of `GenerationConfig`, which override those of `config`.
@@ -345,12 +345,14 @@ class _CheckedCall(NamedTuple):
     def digest(self) -> dict[str, Any]:
         """Returns the header of a journal: a summary of all that outputs depend on."""
         digest = lambda content: hashlib.sha256(content).hexdigest()  # noqa: E731
-        static = jax.tree.structure((self.target.network, self.drafter))
+
+        def settings_and_params(part: Any) -> str:
+            return digest(repr(jax.tree.structure(part)).encode()) + heads_io.fingerprint(part)
+
         return {
             "sources": digest(repr(self.sources).encode()),
-            "target": heads_io.fingerprint(self.target.params),
-            "drafter": self.drafter and heads_io.fingerprint(self.drafter),
-            "networks": digest(repr(static).encode()),
+            "target": settings_and_params(self.target.network),
+            "drafter": self.drafter and settings_and_params(self.drafter),
             "rule": repr(self.rule),
             "config": self.config.described(),
             "prefix": digest(self.prefix.tobytes()),

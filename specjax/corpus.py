@@ -222,10 +222,12 @@ class Journal:
             raise ValueError(
                 f"{path} is not a journal of outputs ({error}); move it away, or give another path"
             ) from error
+        if "sources" in differing:
+            differing = ["sources"]  # other rows have other options, too
         if differing:
             raise ValueError(
-                f"{path} belongs to another run, which differs in {', '.join(differing)}; delete it to start "
-                "over, or give another path"
+                f"{path} belongs to another run, which differs in {', '.join(differing)}; run that again to "
+                "finish it, or delete the file or write elsewhere to start over"
             )
         if len(whole) < len(written):
             os.truncate(path, len(whole))

@@ -147,8 +147,14 @@ def test_a_journal_of_other_options_raises(target, tmp_path):
         target, PROMPTS, batch_size=2, journal=tmp_path / "journal", **options
     )
     run(max_new_tokens=3)
-    with pytest.raises(ValueError, match="which differs in config; delete it"):
+    with pytest.raises(ValueError, match="which differs in config; run that"):
         run(max_new_tokens=4)
+    with pytest.raises(ValueError, match="which differs in drafter; run that"):
+        run(max_new_tokens=3, drafter=specjax.drafters.prompt_lookup(2))
+    with pytest.raises(ValueError, match="which differs in sources; run that"):
+        specjax.generate_all(
+            target, [*PROMPTS, "x"], batch_size=2, journal=tmp_path / "journal", max_new_tokens=3
+        )
     with pytest.raises(ValueError, match="`batch_size` must be.*got 0"):
         specjax.generate_all(target, PROMPTS, batch_size=0)
 

@@ -128,7 +128,7 @@ def test_journal_raises_for_another_run_or_another_file_and_leaves_it_unchanged(
         journal.add([{"index": 0}])
     before = path.read_bytes()
     with (
-        pytest.raises(ValueError, match="belongs to another run, which differs in seed; delete it"),
+        pytest.raises(ValueError, match="belongs to another run, which differs in seed; run that"),
         corpus.Journal.open(path, {"seed": 2, "sources": "abc"}),
     ):
         pass

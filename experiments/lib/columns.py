@@ -40,6 +40,10 @@ class _Column(NamedTuple):
 
 def _parse(column: str) -> _Column:
     name, _, numbers = column.rpartition(":")
+    if column in KINDS or column == "adaptive":
+        raise ValueError(
+            f"`--num_draft` must have a number after the kind, got {column}; give, for example, {column}:4"
+        )
     is_adaptive = name.split("+")[0] == "adaptive"
     kind = name.removeprefix("adaptive").removeprefix("+") if is_adaptive else name
     kind = kind or ("tree" if "x" in numbers else "chain")

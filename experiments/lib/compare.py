@@ -100,7 +100,9 @@ class Comparison:
             has_alpha = columns.has_alpha(name, baseline.sampled, self.rule)
             row = columns.settings(drafter) | counts(arm.generation, has_alpha, all_alike)
             differing: list[Difference] = []
-            if not baseline.sampled:
+            if baseline.sampled:
+                row["identical_to_target"] = "not applicable"
+            else:
                 differing = differences(
                     ids(baseline.generation),
                     ids(arm.generation),

@@ -78,7 +78,7 @@ def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[st
       ValueError: the field is missing or not a string; the message has the line.
     """
     asked = field or ("text" if _format(path) == "lines" else _FIELD.value)
-    flag = "--input_field" if field is None else "another field"
+    flag = "--input_field" if field is None else "--reference_field"
     found = []
     for line in lines:
         if line.fields is None:
@@ -86,11 +86,10 @@ def texts(path: str, lines: Sequence[Line], field: str | None = None) -> list[st
             continue
         value = value_of(line.fields, asked)
         if not isinstance(value, str):
-            wrong = f"must be a string, got {value!r:.40}" if value is not None else "is missing"
-            raise ValueError(
-                f"{name(path)}, line {line.number}: the field {asked!r} {wrong}; give {flag}, one of "
-                f"{', '.join(line.fields):.200}"
-            )
+            which = f"the field {asked!r} ({flag})"
+            wrong = f"must be a string, got {value!r:.40}" if value is not None else "is not in the record"
+            has = f"which has the fields {', '.join(line.fields):.200}"
+            raise ValueError(f"{name(path)}, line {line.number}: {which} {wrong}, {has}")
         found.append(value)
     return found
 

@@ -29,7 +29,7 @@ _FIELDS = {
         "K or drafter",
         "K, drafted tokens per round, or a drafter as --num_draft names it; 0 is autoregressive decoding",
     ),
-    "num_examples": Field("sources", "number of sources"),
+    "num_examples": Field("sources", "number of sources that are not blank; quality is over these"),
     "num_tokens": Field("tokens emitted", "tokens emitted for all sources together"),
     "num_timed": Field("sources timed", "number of sources that were timed"),
     "draft_parameters": Field("drafter's parameters", "number of parameters that the drafter itself holds"),
@@ -58,13 +58,18 @@ _FIELDS = {
     ),
     "identical_to_target": Field(
         "identical to autoregressive decoding",
-        "greedy outputs with the same tokens as autoregressive decoding",
+        "greedy outputs with the same tokens as autoregressive decoding; sampled outputs differ by chance, "
+        "and `losslessness` tests their distribution",
     ),
     "num_near_ties": Field(
         "near ties",
         "differing outputs whose first difference is a near tie: the two largest logits are within 1e-4",
     ),
-    "quality": Field("quality", "BLEU or ROUGE-Lsum of the outputs, as `metric` states"),
+    "quality": Field(
+        "quality",
+        "BLEU or ROUGE-Lsum of the outputs, as `metric` states; above temperature 0 the two arms are "
+        "different samples, so their qualities differ by chance",
+    ),
     "rouge1": Field("ROUGE-1", "ROUGE-1 of the outputs"),
     "rouge2": Field("ROUGE-2", "ROUGE-2 of the outputs"),
     "metric": Field("metric", "the metric of the quality, with its signature"),
@@ -114,15 +119,19 @@ _FIELDS = {
     "c": Field("c (draft step)", "time of a draft step in decoding steps (target calls on one token)"),
     "draft_cost": Field("K c (draft)", "time of all draft steps of a round, in decoding steps"),
     "verify_cost": Field("v (target call)", "time of a target call on K + 1 tokens, in decoding steps"),
-    "overhead": Field("o (overhead)", "time of the rest of a round, in decoding steps"),
+    "overhead": Field(
+        "o (overhead)",
+        "time of the rest of a round, in decoding steps; as a difference of timings it can be below 0",
+    ),
     "tokens_per_round_timed": Field(
         "tau of timed sources", "tau of the timed sources, over that of autoregressive decoding"
     ),
-    "predicted_speedup": Field("predicted speed-up", "tau / (v + K c + o)"),
+    "predicted_speedup": Field("predicted speed-up", "tau of the timed sources / (v + K c + o)"),
     "measured_over_predicted": Field("measured / predicted", "measured over predicted speed-up"),
     "predicted_speedup_iid": Field(
         "predicted speed-up, iid",
-        "the paper's formula with the measured alpha, c and v: acceptances independent",
+        "the paper's formula with the measured alpha, c and v: it assumes independent acceptances, so it is "
+        "less exact than the prediction from tau",
     ),
     # on paper
     "gigabytes_target": Field("target's weights (GB)", "weights that a decoder call of the target reads"),

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -89,13 +90,23 @@ def write(output: str | pathlib.Path, experiment: str, rows: Rows, more: Sequenc
         "rows": [{name: _finite(value) for name, value in row.items()} for row in rows],
     }
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    table = markdown(rows) + legend.below(experiment, _names(rows))
+    table = _tables(rows) + legend.below(experiment, [name for name in _names(rows) if name != "table"])
     write_whole(
         {
             folder / "table.md": lambda part: part.write_text(table, encoding="utf-8"),
             folder / "results.json": lambda part: part.write_text(text, encoding="utf-8"),
         }
     )
+
+
+def _tables(rows: Rows) -> str:
+    """Returns a Markdown table; if rows have a field "table", one for each of its values, with a heading."""
+    parts = []
+    for title, group in itertools.groupby(rows, key=lambda row: row.get("table")):
+        heading = "" if title is None else f"## {title[0].upper()}{title[1:]}\n\n"
+        own = [{name: value for name, value in row.items() if name != "table"} for row in group]
+        parts.append(heading + markdown(own))
+    return "\n".join(parts)
 
 
 def command(experiment: str) -> str:

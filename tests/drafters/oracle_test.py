@@ -43,7 +43,10 @@ def test_oracle_is_accepted_to_the_last(name):
             if seen >= DRAFTERS[name].warm_up and count and seen + count < len(tokens[row]):
                 late.append(count)
             seen += count
-        assert late and set(late) == {drafter.max_depth + 1}, (row, counts[row])
+        assert late and set(late) == {drafter.max_depth + 1}, (
+            f"row {row} emitted {counts[row]} tokens in its rounds; after the first {DRAFTERS[name].warm_up} "
+            f"tokens each round must emit {drafter.max_depth + 1}, all drafts and one more"
+        )
 
 
 class Pausing(AdaptiveDrafter):

@@ -68,6 +68,7 @@ def test_columns_drop_adaptive_drafters_that_do_not_pay_off(num_rows):
     ("column", "draft", "words"),
     [
         ("guess:3", MODEL, "`--num_draft` must be .* KIND:NUMBERS, got guess:3; kinds are adaptive|chain"),
+        ("lookup", MODEL, "`--num_draft` must have a number .*, got lookup; .* lookup:4"),
         ("five", MODEL, "`--num_draft` must be a whole number.*, got five"),
         ("lookup:3-4", MODEL, "those that its kind takes, got lookup:3-4"),
         ("5", None, "--num_draft=5 needs a draft model; give --draft"),

@@ -79,6 +79,7 @@ def test_generate_reads_fields_and_references_of_tables(pair, tmp_path):
         found = json_lines((tmp_path / "o" / "output.jsonl").read_text())
         assert [(row["line"], row.get("id")) for row in found] == [(2, "1"), (4, None), (5, "2")]
         assert "BLEU" in json.loads((tmp_path / "o" / "results.json").read_text())["rows"][0]["metric"]
+        assert "1 of 3 sources are blank; so are their outputs, which do not count" in done.stdout
 
 
 # Name and content of --input, flags, pattern of the error. The target is missing, so nothing is loaded.
@@ -89,10 +90,15 @@ INVALID = [
         "a.jsonl",
         b'\n{"body": "b"}',
         "",
-        r"line 2: the field 'text' is missing; give --input_field, one of body",
+        r"line 2: the field 'text' \(--input_field\) is not in the record, which has the fields body",
     ),
-    ("a.jsonl", b'{"text": 3}', "", r"line 1: the field 'text' must be a string, got 3"),
-    ("a.jsonl", b'{"a": {"b": "x"}}', "--input_field=a.c", r"the field 'a.c' is missing"),
+    ("a.jsonl", b'{"text": 3}', "", r"line 1: the field 'text' \(--input_field\) must be a string, got 3"),
+    (
+        "a.jsonl",
+        b'{"a": {"b": "x"}}',
+        "--input_field=a.c",
+        r"the field 'a.c' \(--input_field\) is not in the record, which has the fields a",
+    ),
     ("a.csv", b"x,text\n1,a\n\n1,b,c\n", "", r"a.csv, line 4: must have 2 fields, as the header has, got 3"),
     ("a.csv", b'text\n"never ended\n', "", r"a.csv, line 2: must be a row of the table"),
     (

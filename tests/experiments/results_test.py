@@ -5,6 +5,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -80,11 +81,18 @@ def test_show_lines_transposes_a_table_that_does_not_fit():
 def test_report_takes_headers_of_the_template_or_of_the_legend(tmp_path):
     (tmp_path / "pair").mkdir()
     results.write(
-        tmp_path / "pair", "speedup", [{"draft": "a/b", "alpha": 0.5}, {"draft": "c", "num_new": 1}]
+        tmp_path / "pair",
+        "speedup",
+        [{"draft": "a/b", "alpha": 0.5, "num_draft": 3}, {"draft": "s/1"}, {"draft": "c", "num_new": 1}],
     )
     match = report._LINE.fullmatch("{pair where num_new is absent: draft as small model, num_draft, alpha}")
     lines = report.table(tmp_path, match).splitlines()
-    assert lines[0] == "| small model | K or drafter | alpha |" and lines[2:4] == ["| b | - | 0.5 |", ""]
+    assert lines[0] == "| small model | K or drafter | alpha |" and lines[2:4] == [
+        "| b | 3 | 0.5 |",
+        "| s/1 | - | - |",
+    ]
+    with pytest.raises(ValueError, match="fields in the template must be in .*, got rouge"):
+        report.table(tmp_path, report._LINE.fullmatch("{pair: draft, rouge}"))
     match = report._LINE.fullmatch("{nothing: draft}")
     assert report.table(tmp_path, match) == "Not run (nothing).\n"
 
